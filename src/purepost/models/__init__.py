@@ -1,0 +1,8 @@
+"""The models: one `Decoder`, a file for each family, heads, and weights in and out."""
+
+if __name__ != "purepost.models":
+    raise ImportError(
+        f"expected the name purepost.models, got {__name__!r}: the link at the repository's root is "
+        "there for readers, and importing it would make a second copy of every class; "
+        "write `import purepost.models`"
+    )

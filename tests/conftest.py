@@ -1,0 +1,34 @@
+"""Settings of every test: the CPU, strict dtypes, cached compilation, reproducible hypotheses."""
+
+import os
+from pathlib import Path
+
+import jax
+import jax.random as jr
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import PRNGKeyArray
+
+CACHE = Path(__file__).parents[1] / ".cache" / "jax"
+
+# JAX_PLATFORMS=cuda runs the same tests on a GPU.
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+settings.register_profile(
+    "purepost",
+    deadline=None,  # the first example of a shape compiles
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("purepost")
+
+
+@pytest.fixture
+def key() -> PRNGKeyArray:
+    """A fixed key."""
+    return jr.key(0)
