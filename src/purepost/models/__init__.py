@@ -6,3 +6,8 @@ if __name__ != "purepost.models":
         "there for readers, and importing it would make a second copy of every class; "
         "write `import purepost.models`"
     )
+
+from .decoder import Config as Config
+from .decoder import Decoder as Decoder
+from .decoder import init_decoder as init_decoder
+from .layers import RopeScaling as RopeScaling

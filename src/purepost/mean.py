@@ -1,0 +1,56 @@
+"""Means kept as two sums, so that they stay exact over micro-batches, shards and steps."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Mean(eqx.Module):
+    """Σ total / Σ weight. Add Means by `jax.tree.map`; divide once, at the end. A weight of 0 gives 0."""
+
+    total: Float[Array, "..."]
+    weight: Float[Array, "..."]
+
+    @property
+    def value(self) -> Float[Array, "..."]:
+        """total / weight, and 0 where the weight is 0."""
+        empty = self.weight == 0
+        return jnp.where(empty, 0.0, self.total / jnp.where(empty, 1.0, self.weight))
+
+
+Metrics = dict[str, Mean]
+Terms = dict[str, Mean]
+
+
+def add(a: dict[str, Mean], b: dict[str, Mean]) -> dict[str, Mean]:
+    """The sums of two sets of Means with the same names."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def select(mask: Bool[Array, "*s"], x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """x where the mask is True, else 0: neither the value nor the gradient of a masked entry passes."""
+    return jnp.where(mask, x, 0.0)
+
+
+def masked_mean(x: Float[Array, "*s"], mask: Bool[Array, "*s"]) -> Mean:
+    """Σ x·m / Σ m over everything."""
+    return Mean(select(mask, x).sum(), mask.sum(dtype=jnp.float32))
+
+
+def scalar_mean(value: float | Float[Array, ""] | Int[Array, ""]) -> Mean:
+    """One number as a Mean of weight 1."""
+    return Mean(jnp.asarray(value, jnp.float32), jnp.ones((), jnp.float32))
+
+
+def mean_of(x: Float[Array, "*s"]) -> Mean:
+    """The plain mean of all entries."""
+    return Mean(x.sum(dtype=jnp.float32), jnp.asarray(x.size, jnp.float32))
+
+
+def episode_sum(
+    x: Float[Array, "b t"], mask: Bool[Array, "b t"], episode: Int[Array, "b t"], episodes: int
+) -> Float[Array, "b e"]:
+    """Σ_t x·m of every episode of every row; `episodes` is e."""
+    one_hot = (episode[:, :, None] == jnp.arange(episodes)) & mask[:, :, None]
+    return jnp.where(one_hot, x[:, :, None], 0.0).sum(1)

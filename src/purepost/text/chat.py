@@ -1,0 +1,240 @@
+"""Dialogues as text and ids, by the model's own chat template, and which tokens the assistant wrote.
+
+A template is a Jinja program that came with a model, so it runs in a sandbox. What the assistant wrote is
+found by roles: either the template marks it with `{% generation %}`, or every prefix of the dialogue is
+rendered, and the text of turn i is what is new after the prompt of turns < i. The turn's closing token
+belongs to it, the white space after that does not: the model never writes it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import numpy as np
+from jaxtyping import Bool, Int
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from purepost.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+_BEGIN, _END = "\x00generation\x00", "\x00end\x00"  # around what a template marks; never in a message
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A dialogue's ids and which of them the assistant wrote, turn ends included.
+
+    A truncated one may have lost every assistant token: check `mask.any()` before training on it.
+    """
+
+    ids: Int[np.ndarray, " t"]
+    mask: Bool[np.ndarray, " t"]
+    truncated: bool
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}`: the text inside was written by the assistant."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        """Wrap the block's output in two markers."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Macro) -> str:
+        return _BEGIN + caller() + _END
+
+
+def render(
+    template: str | None,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    bos_token: str = "",
+    eos_token: str = "",
+    **variables: Any,
+) -> str:
+    """The text of a dialogue; `add_generation_prompt` ends it with the opening of an assistant turn.
+
+    Raises: ValueError when there is no template, or the template refuses these messages.
+    """
+    text = _render(
+        template,
+        messages,
+        dict(
+            variables,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            bos_token=bos_token,
+            eos_token=eos_token,
+        ),
+    )
+    return text.replace(_BEGIN, "").replace(_END, "")
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """The ids of a dialogue up to the opening of the assistant's next turn."""
+    text = render(
+        tokenizer.chat_template, messages, add_generation_prompt=True, tools=tools, **_special(tokenizer)
+    )
+    return _one_bos(tokenizer, tokenizer.encode(text))
+
+
+def encode_dialogue(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    max_length: int | None = None,
+) -> Dialogue:
+    """The ids of a whole dialogue and the mask of what the assistant wrote.
+
+    Beyond `max_length` tokens it is cut at the end; nothing is put in place of what was cut.
+    Raises: ValueError for a dialogue without assistant turns, a template that rewrites earlier turns, and a
+    mask that is all zero or all one.
+    """
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError("expected at least one message of role 'assistant', got none; there is nothing to learn")
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"expected max_length of at least 1, got {max_length}; leave it out to keep everything")
+    text, spans = _spans(tokenizer, messages, tools)
+    ids, offsets = tokenizer.encode_spans(text)
+    mask = _token_mask(tokenizer, text, ids, offsets, spans)
+    if mask.all() or not mask.any():
+        raise ValueError(
+            f"expected some of the {len(ids)} tokens to be the assistant's, got {int(mask.sum())}; "
+            "the chat template does not tell the roles apart"
+        )
+    whole = _one_bos(tokenizer, ids)
+    mask = np.concatenate([np.zeros(len(whole) - len(ids), bool), mask])
+    kept = len(whole) if max_length is None else min(max_length, len(whole))
+    return Dialogue(np.asarray(whole[:kept], np.int32), mask[:kept], truncated=kept < len(whole))
+
+
+def _spans(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, list[Span]]:
+    """A dialogue's text, and the characters [start, end) of each assistant turn."""
+    fixed = dict(tools=tools, **_special(tokenizer))
+    marked = _render(tokenizer.chat_template, messages, dict(fixed, add_generation_prompt=False))
+    if _BEGIN in marked:
+        return _cut_markers(marked)
+    spans: list[Span] = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = render(tokenizer.chat_template, messages[:i], add_generation_prompt=True, **fixed)
+        turn = render(tokenizer.chat_template, messages[: i + 1], add_generation_prompt=False, **fixed)
+        if not (turn.startswith(prompt) and marked.startswith(turn)):
+            raise ValueError(
+                f"expected the text up to message {i} to begin the whole dialogue's, got different text: the chat "
+                "template rewrites earlier turns; train one dialogue per assistant turn, or mark the assistant's "
+                "text in the template with {% generation %}"
+            )
+        spans.append((len(prompt), len(turn)))
+    return marked, spans
+
+
+def _cut_markers(marked: str) -> tuple[str, list[Span]]:
+    """Take the markers out of a text and say what stood between them."""
+    text, spans = "", []
+    for piece in marked.split(_BEGIN):
+        inside, end, after = piece.partition(_END)
+        if end:
+            spans.append((len(text), len(text) + len(inside)))
+        text += inside + after
+    return text, spans
+
+
+def _token_mask(
+    tokenizer: Tokenizer, text: str, ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]
+) -> Bool[np.ndarray, " t"]:
+    """Which tokens overlap a span; each span ends with its closing token, if it has one."""
+    mask = np.zeros(len(ids), bool)
+    special = tokenizer.special_ids
+    for start, end in spans:
+        inside = [i for i, at in enumerate(offsets) if _overlaps(at, start, end)]
+        if not inside:
+            continue
+        last = inside[-1]
+        closing = [i for i in inside if ids[i] in special]
+        if closing and not text[offsets[closing[-1]][1] : end].strip():
+            last = closing[-1]
+        elif last + 1 < len(ids) and ids[last + 1] in tokenizer.eos_ids:
+            last += 1
+        mask[inside[0] : last + 1] = True
+    return mask
+
+
+def _overlaps(at: Span, start: int, end: int) -> bool:
+    """Some tokenizers give white space no width: such a token counts where it ends."""
+    return at[0] < end and at[1] > start if at[0] < at[1] else start < at[0] <= end
+
+
+def _one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Exactly one BOS where the model expects it, whether or not the template writes it."""
+    bare = list(ids)
+    if not tokenizer.adds_bos or tokenizer.bos_id is None:
+        return bare
+    while bare[:1] == [tokenizer.bos_id]:
+        bare = bare[1:]
+    return [tokenizer.bos_id, *bare]
+
+
+def _special(tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens that a template may name."""
+    bos, eos = tokenizer.token(tokenizer.bos_id), tokenizer.token(tokenizer.eos_ids[0])
+    return {"bos_token": bos, "eos_token": eos, "pad_token": tokenizer.token(tokenizer.pad_id)}
+
+
+def _render(template: str | None, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    if template is None:
+        raise ValueError("expected a chat template, got None; set tokenizer.chat_template, or train on plain text")
+    if "\x00" in json.dumps(list(messages), ensure_ascii=False, default=str).replace("\\u0000", "\x00"):
+        raise ValueError("expected messages without NUL characters, got one; remove it")
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    try:
+        return environment.from_string(template).render(messages=list(messages), **variables)
+    except TemplateError as error:
+        roles = [str(message.get("role")) for message in messages]
+        raise ValueError(
+            f"expected messages the chat template accepts, got roles {roles}: {error}; change the messages or the template"
+        ) from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as templates expect it: not escaped for HTML, keys in their order."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

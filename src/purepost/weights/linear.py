@@ -1,0 +1,47 @@
+"""The one place that knows the kinds of weights. A weight is raw, low-rank on a base, … ; always [..., in, out]."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Key
+
+from .lora import LowRank
+
+Weight = Float[Array, "*l i o"] | LowRank
+
+
+def linear(
+    x: Float[Array, "*s i"], w: Weight, *, key: Key[Array, " b"] | None = None
+) -> Float[Array, "*s o"]:
+    """x @ w. `key`, one for each row of x's leading axis, turns the adapters' dropout on."""
+    match w:
+        case LowRank():
+            inner = x if key is None or w.dropout == 0 else _dropout(x, w.dropout, key)
+            low = (inner @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
+            return linear(x, w.base) + jnp.asarray(w.scale, x.dtype) * low
+        case _:
+            return x @ w
+
+
+def dense(w: Weight) -> Float[Array, "*l i o"]:
+    """The weight as one raw array: W + s·A@B."""
+    match w:
+        case LowRank():
+            base = dense(w.base)
+            low = jnp.matmul(w.a, w.b, precision=jax.lax.Precision.HIGHEST)
+            return (base.astype(low.dtype) + jnp.asarray(w.scale, low.dtype) * low).astype(base.dtype)
+        case _:
+            return w
+
+
+def shape_of(w: Weight) -> tuple[int, ...]:
+    """The shape [..., in, out] of a weight of any kind."""
+    return shape_of(w.base) if isinstance(w, LowRank) else w.shape
+
+
+def _dropout(
+    x: Float[Array, "b *s"], rate: float, key: Key[Array, " b"]
+) -> Float[Array, "b *s"]:
+    """x with entries zeroed at `rate` and the others scaled up; a row's zeros depend on its own key only."""
+    keep = jax.vmap(lambda k: jr.bernoulli(k, 1 - rate, x.shape[1:]))(key)
+    return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
