@@ -1,12 +1,14 @@
-"""The tuple (init, rollout, loss, update) that every algorithm is, and how most of them make init and update.
+"""The tuple (init, rollout, loss, update) that every algorithm is, and how most of them make init
+and update.
 
-A loss is a sum of means with denominators of their own, Σ_k total_k / W_k. W_k depends on the batch only, so the gradient of
-any split of the batch into micro-batches is the gradient of the whole batch.
+A loss is a sum of means with denominators of their own, Σ_k total_k / W_k. W_k depends on the
+batch only, so the gradient of any split of the batch into micro-batches is the gradient of the
+whole batch.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -29,14 +31,19 @@ Models_in = TypeVar("Models_in", contravariant=True)
 
 
 class OptState(eqx.Module):
-    """The optimizer's state, and float32 masters of the parameters kept in fewer bits (None for the others)."""
+    """The optimizer's state, and float32 masters of the parameters kept in fewer bits (None for
+    the others).
+    """
 
     master: PyTree
     inner: PyTree
 
 
 class TrainState(eqx.Module, Generic[Models]):
-    """Everything a run carries from step to step. `params` and `frozen` are the two halves of one models pytree."""
+    """Everything a run carries from step to step.
+
+    `params` and `frozen` are the two halves of one models pytree.
+    """
 
     params: Models  # None where a leaf is not trained
     frozen: Models  # its complement: base weights, a reference, a teacher
@@ -61,7 +68,7 @@ class InitFn(Protocol[Models]):
 
 @runtime_checkable
 class RolloutFn(Protocol[Models, Data_in, Batch_out]):
-    """(key, state, data) → (batch, metrics): all that needs no gradient. Sample, score, annotate."""
+    """(key, state, data) → (batch, metrics). All that needs no gradient."""
 
     def __call__(
         self, key: KeyArray, state: TrainState[Models], data: Data_in
@@ -96,7 +103,10 @@ class UpdateFn(Protocol[Models, Batch]):
 
 @dataclass(frozen=True)
 class Algorithm(Generic[Models, Data, Batch]):
-    """A post-training algorithm. Any part may be replaced: `dataclasses.replace(algorithm, loss=...)`."""
+    """A post-training algorithm.
+
+    Any part may be replaced: `dataclasses.replace(algorithm, loss=...)`.
+    """
 
     init: InitFn[Models]
     rollout: RolloutFn[Models, Data, Batch]
@@ -106,7 +116,10 @@ class Algorithm(Generic[Models, Data, Batch]):
     def parts(
         self,
     ) -> tuple[
-        InitFn[Models], RolloutFn[Models, Data, Batch], LossFn[Models, Batch], UpdateFn[Models, Batch]
+        InitFn[Models],
+        RolloutFn[Models, Data, Batch],
+        LossFn[Models, Batch],
+        UpdateFn[Models, Batch],
     ]:
         """(init, rollout, loss, update), each with its type."""
         return self.init, self.rollout, self.loss, self.update
@@ -130,7 +143,8 @@ def make_init(
 ) -> InitFn[Models]:
     """An init that copies what trains and leaves the rest where it is.
 
-    `trainable(models)` is a pytree of bools: which leaves train. `extra(models)` is what the algorithm carries along.
+    `trainable(models)` is a pytree of bools: which leaves train. `extra(models)` is what the
+    algorithm carries along.
     """
 
     def init(key: KeyArray, models: Models) -> TrainState[Models]:
@@ -139,7 +153,9 @@ def make_init(
             raise ValueError("expected at least one trainable leaf, got none; mend `trainable`")
         for name, leaf in tree.named_leaves(params):
             if not eqx.is_inexact_array(leaf):
-                raise ValueError(f"expected trainable leaves to be float arrays, got {name}: {leaf}")
+                raise ValueError(
+                    f"expected trainable leaves to be float arrays, got {name}: {leaf}"
+                )
         params = tree.copy(params)
         master = _master(params)
         with jax.numpy_dtype_promotion("standard"):
@@ -169,7 +185,8 @@ def accumulate_gradient(
 ) -> tuple[Terms, Metrics, Models]:
     """The gradient (float32) of Σ_k total_k / W_k over the whole batch, a micro-batch at a time.
 
-    Every micro-batch gets the same key: randomness belongs to the row (`Rows.ids`), not to its place.
+    Every micro-batch gets the same key: randomness belongs to the row (`Rows.ids`), not to its
+    place.
     """
 
     def objective(
@@ -212,10 +229,13 @@ def apply_gradient(
     params: Models,
     opt_state: OptState,
 ) -> tuple[Models, OptState]:
-    """One optimizer step in float32, written back in the parameters' own dtype. Not ok: both stay, to the bit."""
+    """One optimizer step in float32, written back in the parameters' own dtype.
+
+    Not ok: both stay, to the bit.
+    """
     full = _full(params, opt_state.master)
     with jax.numpy_dtype_promotion("standard"):
-        updates, inner = optimizer.update(grads, opt_state.inner, full)
+        updates, inner = optimizer.update(cast(optax.Updates, grads), opt_state.inner, full)
         moved = optax.apply_updates(full, updates)
 
     def choose(new: Any, old: Any) -> Any:
@@ -239,11 +259,13 @@ def make_update(
     microbatches: int = 1,
     after: Callable[[KeyArray, TrainState[Models], Metrics], TrainState[Models]] | None = None,
 ) -> UpdateFn[Models, Any]:
-    """An update of `epochs × minibatches` optimizer steps, each over `microbatches` passes of the model.
+    """An update of `epochs × minibatches` optimizer steps, each over `microbatches` passes of the
+    model.
 
-    Rows are split strided: minibatch m takes the rows m, m + minibatches, …. A minibatch that does not divide into
-    micro-batches is filled up with rows of weight 0. A step whose loss or gradient is not finite, or in which nothing has
-    weight, leaves parameters and optimizer state as they were, and is counted in `skipped`. `after` runs once, at the end.
+    Rows are split strided: minibatch m takes the rows m, m + minibatches, …. A minibatch that
+    does not divide into micro-batches is filled up with rows of weight 0. A step whose loss or
+    gradient is not finite, or in which nothing has weight, leaves parameters and optimizer state
+    as they were, and is counted in `skipped`. `after` runs once, at the end.
     """
     for name, n in dict(epochs=epochs, minibatches=minibatches, microbatches=microbatches).items():
         if n < 1:
@@ -265,9 +287,7 @@ def make_update(
         def optimizer_step(carry: Any, x: Any) -> tuple[Any, Metrics]:
             params, opt_state = carry
             k, part = x
-            terms, metrics, grads = accumulate_gradient(
-                loss, k, params, frozen, part, microbatches
-            )
+            terms, metrics, grads = accumulate_gradient(loss, k, params, frozen, part, microbatches)
             weights = {name: m.weight for name, m in terms.items()}
             value, norm = _value(terms, weights), optax.global_norm(grads)
             weighted = jnp.any(jnp.stack([w > 0 for w in weights.values()]))
@@ -292,7 +312,8 @@ def make_update(
 
             carry, stacked = jax.lax.scan(epoch, carry, keys)
             metrics = jax.tree.map(lambda x: x.sum((0, 1)), stacked)
-        state = TrainState(*carry[:1], frozen, carry[1], state.extra, state.step + 1)
+        params, opt_state = carry
+        state = TrainState(params, frozen, opt_state, state.extra, state.step + 1)
         return (state if after is None else after(k_after, state, metrics)), metrics
 
     return update

@@ -1,7 +1,8 @@
 """The generic loop: `train` runs any algorithm, `fuse` makes one program of a whole step.
 
-Keys are arithmetic: step s uses `fold_in(root, s)`, split once. No key and no position in the data is stored, so a run that is
-resumed from any step is, to the bit, the run that was never stopped.
+Keys are arithmetic: step s uses `fold_in(root, s)`, split once. No key and no position in the
+data is stored, so a run that is resumed from any step is, to the bit, the run that was never
+stopped.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from . import tree
@@ -22,11 +24,13 @@ T = TypeVar("T")
 
 
 def _placement(x: Any) -> tuple[NamedSharding | None, ...]:
-    """The shardings of a tree's arrays, hashable; None where an array lies on one device or is being traced."""
+    """The shardings of a tree's arrays, hashable; None where an array lies on one device or is
+    being traced.
+    """
     return tuple(
         leaf.sharding
         if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, jax.core.Tracer)
+        and not isinstance(leaf, Tracer)
         and isinstance(leaf.sharding, NamedSharding)
         else None
         for leaf in jax.tree.leaves(x)
@@ -46,7 +50,9 @@ def _keep_placement(x: T, placement: tuple[NamedSharding | None, ...]) -> T:
 
 
 def _donating(function: Callable[..., tuple[TrainState, Metrics]]) -> Callable[..., Any]:
-    """`function(fixed, key, state, x)` jitted, its parameters and optimizer state updated in place."""
+    """`function(fixed, key, state, x)` jitted, its parameters and optimizer state updated in
+    place.
+    """
 
     @eqx.filter_jit(donate="all-except-first")
     def jitted(fixed: Any, donated: Any) -> tuple[TrainState, Metrics]:
@@ -88,7 +94,8 @@ def fuse(
 ) -> Callable[[KeyArray, TrainState[Models], Data], tuple[TrainState[Models], Metrics]]:
     """`step(key, state, data) -> (state, metrics)`: rollout and update as one XLA program.
 
-    For rollouts that are JAX functions. Map or vmap it over seeds or hyperparameters. The state passed in is used up.
+    For rollouts that are JAX functions. Map or vmap it over seeds or hyperparameters. The state
+    passed in is used up.
     """
 
     def step(
@@ -108,10 +115,12 @@ def train(
     steps: int,
     fused: bool = False,
 ) -> Iterator[tuple[int, TrainState[Models], Metrics]]:
-    """Run an algorithm from `state.step` up to `steps`, yielding (steps done, state, metrics) after each.
+    """Run an algorithm from `state.step` up to `steps`, yielding (steps done, state, metrics)
+    after each.
 
-    `data(step)` is a pure function of the step. The update is jitted and reuses the buffers of the state it is given:
-    whoever keeps a yielded state beyond the next step takes `snapshot(state)`. `fused` also takes the rollout into the jit.
+    `data(step)` is a pure function of the step. The update is jitted and reuses the buffers of
+    the state it is given: whoever keeps a yielded state beyond the next step takes
+    `snapshot(state)`. `fused` also takes the rollout into the jit.
     """
     step = fuse(algorithm)
     for i in range(int(state.step), steps):
@@ -121,15 +130,15 @@ def train(
         else:
             k_rollout, k_update = jr.split(step_key)
             batch, metrics = algorithm.rollout(k_rollout, state, data(i))
-            state, more = _jit_update(
-                (algorithm.update, algorithm.loss), k_update, state, batch
-            )
+            state, more = _jit_update((algorithm.update, algorithm.loss), k_update, state, batch)
             metrics = combine_metrics(metrics, more)
         yield i + 1, state, metrics
 
 
 def snapshot(state: TrainState[Models]) -> TrainState[Models]:
-    """A copy of what the next step will overwrite: parameters and optimizer state. The rest is shared."""
+    """A copy of what the next step will overwrite: parameters and optimizer state. The rest is
+    shared.
+    """
     params, opt_state = tree.copy((state.params, state.opt_state))
     return TrainState(
         params, state.frozen, opt_state, state.extra, jnp.array(state.step, copy=True)

@@ -7,7 +7,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Mean(eqx.Module):
-    """Σ total / Σ weight. Add Means by `jax.tree.map`; divide once, at the end. A weight of 0 gives 0."""
+    """Σ total / Σ weight.
+
+    Add Means by `jax.tree.map`; divide once, at the end. A weight of 0 gives 0.
+    """
 
     total: Float[Array, "..."]
     weight: Float[Array, "..."]
@@ -29,7 +32,9 @@ def add(a: dict[str, Mean], b: dict[str, Mean]) -> dict[str, Mean]:
 
 
 def select(mask: Bool[Array, "*s"], x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """x where the mask is True, else 0: neither the value nor the gradient of a masked entry passes."""
+    """x where the mask is True, else 0: neither the value nor the gradient of a masked entry
+    passes.
+    """
     return jnp.where(mask, x, 0.0)
 
 

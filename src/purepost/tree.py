@@ -36,16 +36,17 @@ def map_named(
     return jax.tree_util.tree_map_with_path(lambda p, x: f(path_name(p), x), tree, is_leaf=is_leaf)
 
 
-def matching(
-    tree: PyTree, where: str, is_leaf: Callable[[Any], bool] | None = None
-) -> list[str]:
-    """The names that the regular expression `where` finds a match in. None at all is an error that lists the names."""
+def matching(tree: PyTree, where: str, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+    """The names that the regular expression `where` finds a match in.
+
+    None at all is an error that lists the names.
+    """
     names = [name for name, _ in named_leaves(tree, is_leaf)]
     found = [name for name in names if re.search(where, name)]
     if not found:
         raise ValueError(
-            f"expected a pattern that matches some path, got where={where!r}, which matches none of: "
-            + ", ".join(names)
+            f"expected a pattern that matches some path, got where={where!r}, "
+            "which matches none of: " + ", ".join(names)
         )
     return found
 
@@ -56,17 +57,20 @@ def named_key(key: KeyArray, name: str) -> KeyArray:
 
 
 def split_rows(batch: T, parts: int) -> T:
-    """[b, ...] → [parts, b/parts, ...], part m taking the rows m, m+parts, …: no row leaves its shard."""
+    """[b, ...] → [parts, b/parts, ...], part m taking the rows m, m+parts, …: no row leaves its
+    shard.
+    """
     b = num_rows(batch)
     if b % parts:
         raise ValueError(f"batch of {b} rows is not divisible into {parts} parts; pad it first")
-    return jax.tree.map(
-        lambda x: x.reshape(b // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch
-    )
+    return jax.tree.map(lambda x: x.reshape(b // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
 def pad_rows(batch: T, multiple: int) -> T:
-    """Rows of zeros appended until `multiple` divides their number. In every batch a zero row has weight 0."""
+    """Rows of zeros appended until `multiple` divides their number.
+
+    In every batch a zero row has weight 0.
+    """
     missing = -num_rows(batch) % multiple
     if not missing:
         return batch

@@ -1,13 +1,16 @@
 """Shapes, aliases, and the one alignment convention.
 
-Shape letters: b batch rows, t time (tokens), v vocabulary, d model width, h heads, k head width, g group (completions of one
-prompt), p prompts, n episodes, e episodes of one row, l layers, i/o in/out, r rank.
+Shape letters: b batch rows, t time (tokens), v vocabulary, d model width, h heads, k head width,
+g group (completions of one prompt), p prompts, n episodes, e episodes of one row, l layers, i/o
+in/out, r rank.
 
-Alignment: everything per token is aligned to the token it is *about*. `tokens[b, t]` has the log-probability `logps[b, t]`
-= log π(token t | the tokens before it on its path), in nats; where there is nothing before it, the mask is False.
+Alignment: everything per token is aligned to the token it is *about*. `tokens[b, t]` has the
+log-probability `logps[b, t]` = log π(token t | the tokens before it on its path), in nats; where
+there is nothing before it, the mask is False.
 
-A training row is a forest of tokens in preorder. Token i sees token j iff `j ≤ i < end[j]`, and itself. One rule covers
-padding, packed documents, a prompt shared by the completions of a group, and trees.
+A training row is a forest of tokens in preorder. Token i sees token j iff `j ≤ i < end[j]`, and
+itself. One rule covers padding, packed documents, a prompt shared by the completions of a group,
+and trees.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -25,8 +28,8 @@ Scalar = float | Float[Array, ""]
 class Rows(eqx.Module):
     """Training rows: forests of tokens in preorder.
 
-    A row (or a slot) of zeros is padding: it sees itself only and nothing sees it. `ids` names a row, so that randomness
-    belongs to the row and not to its place in a batch.
+    A row (or a slot) of zeros is padding: it sees itself only and nothing sees it. `ids` names a
+    row, so that randomness belongs to the row and not to its place in a batch.
     """
 
     tokens: Int[Array, "b t"]
@@ -34,9 +37,12 @@ class Rows(eqx.Module):
     positions: Int[Array, "b t"]  # depth: tokens before it on its path
     parent: Int[Array, "b t"]  # row index of the token before it on its path; a root's is its own
     mask: Bool[Array, "b t"]  # tokens that are trained
-    episode: Int[Array, "b t"]  # which episode of the row a trained token belongs to, 0 ≤ episode < e
+    episode: Int[
+        Array, "b t"
+    ]  # which episode of the row a trained token belongs to, 0 ≤ episode < e
     ids: Int[Array, " b"]  # row ids
-    # The most trained tokens that one row may hold: only so many positions reach the vocabulary. None: all of them.
+    # The most trained tokens that one row may hold: only so many positions reach the vocabulary.
+    # None: all of them.
     capacity: int | None = eqx.field(static=True, default=None)
 
     @property
@@ -52,7 +58,9 @@ class LanguageModel(Protocol):
     def __call__(
         self, rows: Rows, *, key: KeyArray | None = None
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Hidden states after the last norm, and the keys and values that decoding continues from."""
+        """Hidden states after the last norm, and the keys and values that decoding continues
+        from.
+        """
         ...
 
     def unembed(self, hidden: Float[Array, "*s d"]) -> Float[Array, "*s v"]:
@@ -97,7 +105,8 @@ def group_rows(
     *,
     ids: Int[Array, " p"] | None = None,
 ) -> Rows:
-    """Rows that share a prompt: [prompt | branch 0 | … | branch g−1], each branch continuing the prompt.
+    """Rows that share a prompt: [prompt | branch 0 | … | branch g−1], each branch continuing the
+    prompt.
 
     The prompt is computed once, forward and backward. Branch `i` is episode `i` of its row.
     """
@@ -149,7 +158,9 @@ def group_rows(
 
 
 def check_rows(rows: Rows) -> None:
-    """Raise ValueError unless the rows are forests in preorder (on the host; for data made by hand and for tests)."""
+    """Raise ValueError unless the rows are forests in preorder (on the host; for data made by
+    hand and for tests).
+    """
     end, parent, positions, mask = (
         np.asarray(x) for x in (rows.end, rows.parent, rows.positions, rows.mask)
     )
@@ -175,8 +186,8 @@ def check_rows(rows: Rows) -> None:
 
 def num_rows(batch: PyTree) -> int:
     """The length of the leading axis that every array of a batch shares."""
-    sizes = {x.shape[0] if x.ndim else None for x in jax.tree.leaves(batch) if eqx.is_array(x)}
-    if len(sizes) != 1 or None in sizes:
+    sizes = {x.shape[0] if x.ndim else 0 for x in jax.tree.leaves(batch) if eqx.is_array(x)}
+    if len(sizes) != 1:
         raise ValueError(
             f"expected a batch whose arrays share one leading axis of rows, got sizes {sizes}"
         )

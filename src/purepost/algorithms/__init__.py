@@ -2,7 +2,7 @@
 
 if __name__ != "purepost.algorithms":
     raise ImportError(
-        f"expected the name purepost.algorithms, got {__name__!r}: the link at the repository's root is "
-        "there for readers, and importing it would make a second copy of every class; "
+        f"expected the name purepost.algorithms, got {__name__!r}: the link at the root "
+        "is there for readers, and importing it would make a second copy of every class; "
         "write `import purepost.algorithms`"
     )

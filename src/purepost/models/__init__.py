@@ -2,8 +2,8 @@
 
 if __name__ != "purepost.models":
     raise ImportError(
-        f"expected the name purepost.models, got {__name__!r}: the link at the repository's root is "
-        "there for readers, and importing it would make a second copy of every class; "
+        f"expected the name purepost.models, got {__name__!r}: the link at the root "
+        "is there for readers, and importing it would make a second copy of every class; "
         "write `import purepost.models`"
     )
 

@@ -7,9 +7,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
+from einops import rearrange
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from ..tree import map_named, named_key
+from ..tree import named_key
 from ..types import KeyArray, Rows
 from ..weights import Weight, linear
 from .layers import (
@@ -46,7 +49,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"expected num_kv_heads to divide num_heads {self.num_heads}, got {self.num_kv_heads}"
+                f"expected num_kv_heads to divide num_heads {self.num_heads}, "
+                f"got {self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise ValueError(f"expected an even head_dim for rotary positions, got {self.head_dim}")
@@ -77,9 +81,8 @@ def project(
 ) -> tuple[Float[Array, "*s h k"], Float[Array, "*s n k"], Float[Array, "*s n k"]]:
     """Rotated queries, rotated keys, and values of a layer."""
     normed = rms_norm(x, block.attention_norm, config.norm_eps)
-    heads = lambda y: y.reshape(*y.shape[:-1], -1, config.head_dim)  # noqa: E731
     q, k, v = (
-        heads(linear(normed, w, key=subkey(key, i)))
+        rearrange(linear(normed, w, key=subkey(key, i)), "... (h k) -> ... h k", k=config.head_dim)
         for i, w in enumerate((block.attention.q, block.attention.k, block.attention.v))
     )
     return rotate(q, *angles), rotate(k, *angles), v
@@ -93,7 +96,7 @@ def finish(
     key: Key[Array, " b"] | None = None,
 ) -> Float[Array, "*s d"]:
     """The rest of a layer: output projection and MLP, each added to the stream."""
-    mixed = mixed.reshape(*mixed.shape[:-2], -1)
+    mixed = rearrange(mixed, "... h k -> ... (h k)")
     x = x + linear(mixed, block.attention.o, key=subkey(key, 3))
     return x + block.mlp(rms_norm(x, block.mlp_norm, config.norm_eps), key=key)
 
@@ -110,7 +113,10 @@ class Decoder(eqx.Module):
     def __call__(
         self, rows: Rows, *, key: KeyArray | None = None
     ) -> tuple[Float[Array, "b t d"], KV]:
-        """Hidden states after the last norm, and every layer's keys and values. `key` turns adapter dropout on."""
+        """Hidden states after the last norm, and every layer's keys and values.
+
+        `key` turns adapter dropout on.
+        """
         config = self.config
         x = self.embed[rows.tokens]
         angles = rope_angles(rows.positions, self.frequencies)
@@ -128,7 +134,7 @@ class Decoder(eqx.Module):
         return rms_norm(x, self.norm, config.norm_eps), KV(k, v)
 
     @property
-    def frequencies(self):
+    def frequencies(self) -> Float[np.ndarray, " half"]:
         """Rotary inverse frequencies, radians per token, [k/2]."""
         c = self.config
         return rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
@@ -142,30 +148,36 @@ class Decoder(eqx.Module):
         return linear(hidden, self.head).astype(jnp.float32)
 
 
-def init_decoder(key: KeyArray, config: Config, dtype: jnp.dtype = jnp.dtype("float32")) -> Decoder:
-    """A decoder with random weights: normal, of standard deviation 1/√in (embeddings .02), norms 1."""
-    c, l, d, f = config, config.num_layers, config.hidden_size, config.intermediate_size
+def init_decoder(key: KeyArray, config: Config, dtype: DTypeLike = jnp.float32) -> Decoder:
+    """A decoder with random weights: normal, of standard deviation 1/√in (embeddings .02), norms
+    1.
+    """
+    c, n, d, f = config, config.num_layers, config.hidden_size, config.intermediate_size
     heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    shape = lambda *s: jax.ShapeDtypeStruct(s, dtype)  # noqa: E731
-    skeleton = Decoder(
-        embed=shape(c.vocab_size, d),
+
+    def weight(name: str, *shape: int) -> Array:
+        scale = 0.02 if name == "embed" else 1 / math.sqrt(shape[-2])
+        return scale * jr.normal(named_key(key, name), shape, dtype)
+
+    ones = lambda *shape: jnp.ones(shape, dtype)  # noqa: E731
+    return Decoder(
+        embed=weight("embed", c.vocab_size, d),
         layers=Block(
-            attention_norm=shape(l, d),
+            attention_norm=ones(n, d),
             attention=Attention(
-                shape(l, d, heads), shape(l, d, kv), shape(l, d, kv), shape(l, heads, d)
+                q=weight("layers.attention.q", n, d, heads),
+                k=weight("layers.attention.k", n, d, kv),
+                v=weight("layers.attention.v", n, d, kv),
+                o=weight("layers.attention.o", n, heads, d),
             ),
-            mlp_norm=shape(l, d),
-            mlp=MLP(shape(l, d, f), shape(l, d, f), shape(l, f, d)),
+            mlp_norm=ones(n, d),
+            mlp=MLP(
+                gate=weight("layers.mlp.gate", n, d, f),
+                up=weight("layers.mlp.up", n, d, f),
+                down=weight("layers.mlp.down", n, f, d),
+            ),
         ),
-        norm=shape(d),
-        head=None if c.tie_embeddings else shape(d, c.vocab_size),
+        norm=ones(d),
+        head=None if c.tie_embeddings else weight("head", d, c.vocab_size),
         config=c,
     )
-
-    def fill(name: str, s: jax.ShapeDtypeStruct) -> Array:
-        if name.endswith("norm"):
-            return jnp.ones(s.shape, s.dtype)
-        scale = 0.02 if name == "embed" else 1 / math.sqrt(s.shape[-2])
-        return scale * jr.normal(named_key(key, name), s.shape, s.dtype)
-
-    return map_named(fill, skeleton)

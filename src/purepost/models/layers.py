@@ -26,7 +26,10 @@ def rms_norm(
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context. Kinds: "linear", "llama3"."""
+    """How rotary frequencies are stretched beyond the trained context.
+
+    Kinds: "linear", "llama3".
+    """
 
     kind: str
     factor: float
@@ -42,7 +45,10 @@ class RopeScaling:
 def rope_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> Float[np.ndarray, " half"]:
-    """Inverse frequencies, radians per token. Source: Su et al., RoFormer, 2104.09864, §3.2.2; Llama 3.1's by wavelength."""
+    """Inverse frequencies, radians per token.
+
+    Source: Su et al., RoFormer, 2104.09864, §3.2.2; Llama 3.1's by wavelength.
+    """
     frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is None:
         return frequencies.astype(np.float32)
@@ -80,7 +86,9 @@ def visible(
     stop: int,
     window: int | None = None,
 ) -> Bool[Array, "b q s"]:
-    """Which of the tokens [0, stop) the queries [start, stop) see: j ≤ i < end[j], themselves, and no further than the window."""
+    """Which of the tokens [0, stop) the queries [start, stop) see: j ≤ i < end[j], themselves,
+    and no further than the window.
+    """
     i = jnp.arange(start, stop, dtype=jnp.int32)[:, None]
     j = jnp.arange(stop, dtype=jnp.int32)[None, :]
     seen = (j <= i) & (i < end[:, None, :stop])
@@ -96,7 +104,8 @@ def attention(
     rows: Rows,
     window: int | None = None,
 ) -> Float[Array, "b t h k"]:
-    """Softmax attention over forest rows, h query heads sharing n key heads, a block of queries at a time.
+    """Softmax attention over forest rows, h query heads sharing n key heads, a block of queries
+    at a time.
 
     A block's scores are computed again in the backward pass, so no [t, t] array is kept.
     """

@@ -1,4 +1,6 @@
-"""The Llama family: Llama 2, 3, 3.1, 3.2, SmolLM2 and everything else that says `LlamaForCausalLM`."""
+"""The Llama family: Llama 2, 3, 3.1, 3.2, SmolLM2 and everything else that says
+`LlamaForCausalLM`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +8,8 @@ from typing import Any
 from .decoder import Config
 from .layers import RopeScaling
 
-# Path of our leaf → (name in a Hugging Face checkpoint, whether it is stored transposed, [out, in]). `{}` is the layer: our
-# leaf stacks all layers on its first axis.
+# Path of our leaf → (name in a Hugging Face checkpoint, whether it is stored transposed, [out,
+# in]). `{}` is the layer: our leaf stacks all layers on its first axis.
 NAMES: dict[str, tuple[str, bool]] = {
     "embed": ("model.embed_tokens.weight", False),
     "layers.attention_norm": ("model.layers.{}.input_layernorm.weight", False),
@@ -58,7 +60,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def config_from_hf(config: Mapping[str, Any]) -> Config:
-    """Our Config from a `config.json`. What would change the maths and is not known here is an error."""
+    """Our Config from a `config.json`.
+
+    What would change the maths and is not known here is an error.
+    """
     expected = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for name, value in expected.items():
         if config.get(name, value) != value:

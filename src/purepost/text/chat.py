@@ -1,9 +1,9 @@
-"""Dialogues as text and ids, by the model's own chat template, and which tokens the assistant wrote.
+"""Dialogues as text and ids by the model's own chat template, and which ids the assistant wrote.
 
-A template is a Jinja program that came with a model, so it runs in a sandbox. What the assistant wrote is
-found by roles: either the template marks it with `{% generation %}`, or every prefix of the dialogue is
-rendered, and the text of turn i is what is new after the prompt of turns < i. The turn's closing token
-belongs to it, the white space after that does not: the model never writes it.
+A template is a Jinja program that came with a model, so it runs in a sandbox. What the assistant
+wrote is found by roles: either the template marks it with `{% generation %}`, or every prefix of
+the dialogue is rendered, and the text of turn i is what is new after the prompt of turns < i. The
+turn's closing token belongs to it, white space after that does not: the model never writes it.
 """
 
 import json
@@ -23,9 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from purepost.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
 
-_BEGIN, _END = "\x00generation\x00", "\x00end\x00"  # around what a template marks; never in a message
+# Put around what a template marks; a message that holds a NUL is refused.
+_BEGIN, _END = "\x00generation\x00", "\x00end\x00"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class _Generation(Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> nodes.CallBlock:
+    def parse(self, parser: Parser) -> nodes.Node:
         """Wrap the block's output in two markers."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -60,92 +62,85 @@ def render(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
     bos_token: str = "",
     eos_token: str = "",
     **variables: Any,
 ) -> str:
-    """The text of a dialogue; `add_generation_prompt` ends it with the opening of an assistant turn.
+    """The text of a dialogue; `add_generation_prompt` ends it by opening an assistant turn.
 
     Raises: ValueError when there is no template, or the template refuses these messages.
     """
-    text = _render(
-        template,
-        messages,
-        dict(
-            variables,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            bos_token=bos_token,
-            eos_token=eos_token,
-        ),
-    )
+    fixed = dict(variables, tools=tools, bos_token=bos_token, eos_token=eos_token)
+    text = _render(template, messages, add_generation_prompt, fixed)
     return text.replace(_BEGIN, "").replace(_END, "")
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: Tokenizer, messages: Sequence[Message], *, tools: Tools | None = None
 ) -> list[int]:
     """The ids of a dialogue up to the opening of the assistant's next turn."""
-    text = render(
-        tokenizer.chat_template, messages, add_generation_prompt=True, tools=tools, **_special(tokenizer)
-    )
-    return _one_bos(tokenizer, tokenizer.encode(text))
+    text = _render(tokenizer.chat_template, messages, True, _variables(tokenizer, tools))
+    return _one_bos(tokenizer, tokenizer.encode(text.replace(_BEGIN, "").replace(_END, "")))
 
 
 def encode_dialogue(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
     max_length: int | None = None,
 ) -> Dialogue:
     """The ids of a whole dialogue and the mask of what the assistant wrote.
 
     Beyond `max_length` tokens it is cut at the end; nothing is put in place of what was cut.
-    Raises: ValueError for a dialogue without assistant turns, a template that rewrites earlier turns, and a
-    mask that is all zero or all one.
+    Raises: ValueError for a dialogue without assistant turns, a template that rewrites earlier
+    turns, and a mask that is all zero or all one.
     """
     if not any(message["role"] == "assistant" for message in messages):
-        raise ValueError("expected at least one message of role 'assistant', got none; there is nothing to learn")
+        raise ValueError(
+            "expected at least one message of role 'assistant', got none; there is nothing to "
+            "learn, so leave this dialogue out"
+        )
     if max_length is not None and max_length < 1:
-        raise ValueError(f"expected max_length of at least 1, got {max_length}; leave it out to keep everything")
-    text, spans = _spans(tokenizer, messages, tools)
+        raise ValueError(f"expected max_length >= 1, got {max_length}; leave it out to keep all")
+    text, spans = _spans(tokenizer, messages, _variables(tokenizer, tools))
     ids, offsets = tokenizer.encode_spans(text)
     mask = _token_mask(tokenizer, text, ids, offsets, spans)
     if mask.all() or not mask.any():
         raise ValueError(
             f"expected some of the {len(ids)} tokens to be the assistant's, got {int(mask.sum())}; "
-            "the chat template does not tell the roles apart"
+            "the chat template does not tell the roles apart: use another"
         )
     whole = _one_bos(tokenizer, ids)
-    mask = np.concatenate([np.zeros(len(whole) - len(ids), bool), mask])
+    added = len(whole) - len(ids)  # BOS put before, or taken away where it stood twice
+    mask = np.concatenate([np.zeros(max(added, 0), bool), mask[max(-added, 0) :]])
     kept = len(whole) if max_length is None else min(max_length, len(whole))
     return Dialogue(np.asarray(whole[:kept], np.int32), mask[:kept], truncated=kept < len(whole))
 
 
 def _spans(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: Tokenizer, messages: Sequence[Message], variables: Mapping[str, Any]
 ) -> tuple[str, list[Span]]:
     """A dialogue's text, and the characters [start, end) of each assistant turn."""
-    fixed = dict(tools=tools, **_special(tokenizer))
-    marked = _render(tokenizer.chat_template, messages, dict(fixed, add_generation_prompt=False))
-    if _BEGIN in marked:
-        return _cut_markers(marked)
+    template = tokenizer.chat_template
+    whole = _render(template, messages, False, variables)
+    if _BEGIN in whole:
+        return _cut_markers(whole)
     spans: list[Span] = []
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = render(tokenizer.chat_template, messages[:i], add_generation_prompt=True, **fixed)
-        turn = render(tokenizer.chat_template, messages[: i + 1], add_generation_prompt=False, **fixed)
-        if not (turn.startswith(prompt) and marked.startswith(turn)):
+        prompt = _render(template, messages[:i], True, variables)
+        turn = _render(template, messages[: i + 1], False, variables)
+        if not (turn.startswith(prompt) and whole.startswith(turn)):
             raise ValueError(
-                f"expected the text up to message {i} to begin the whole dialogue's, got different text: the chat "
-                "template rewrites earlier turns; train one dialogue per assistant turn, or mark the assistant's "
-                "text in the template with {% generation %}"
+                f"expected the text up to message {i} to begin the whole dialogue's, got another: "
+                "the chat template rewrites earlier turns; train one dialogue per assistant turn, "
+                "or mark the assistant's text in the template with {% generation %}"
             )
         spans.append((len(prompt), len(turn)))
-    return marked, spans
+    return whole, spans
 
 
 def _cut_markers(marked: str) -> tuple[str, list[Span]]:
@@ -160,7 +155,11 @@ def _cut_markers(marked: str) -> tuple[str, list[Span]]:
 
 
 def _token_mask(
-    tokenizer: Tokenizer, text: str, ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]
+    tokenizer: Tokenizer,
+    text: str,
+    ids: Sequence[int],
+    offsets: Sequence[Span],
+    spans: Sequence[Span],
 ) -> Bool[np.ndarray, " t"]:
     """Which tokens overlap a span; each span ends with its closing token, if it has one."""
     mask = np.zeros(len(ids), bool)
@@ -194,16 +193,28 @@ def _one_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [tokenizer.bos_id, *bare]
 
 
-def _special(tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens that a template may name."""
-    bos, eos = tokenizer.token(tokenizer.bos_id), tokenizer.token(tokenizer.eos_ids[0])
-    return {"bos_token": bos, "eos_token": eos, "pad_token": tokenizer.token(tokenizer.pad_id)}
+def _variables(tokenizer: Tokenizer, tools: Tools | None) -> dict[str, Any]:
+    """What a template may name beside the messages."""
+    return {
+        "tools": tools,
+        "bos_token": tokenizer.token(tokenizer.bos_id),
+        "eos_token": tokenizer.token(tokenizer.eos_ids[0]),
+        "pad_token": tokenizer.token(tokenizer.pad_id),
+    }
 
 
-def _render(template: str | None, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+def _render(
+    template: str | None,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The text with markers in it."""
     if template is None:
-        raise ValueError("expected a chat template, got None; set tokenizer.chat_template, or train on plain text")
-    if "\x00" in json.dumps(list(messages), ensure_ascii=False, default=str).replace("\\u0000", "\x00"):
+        raise ValueError(
+            "expected a chat template, got None; give the tokenizer one, or train on plain text"
+        )
+    if "\\u0000" in json.dumps(list(messages), default=str):
         raise ValueError("expected messages without NUL characters, got one; remove it")
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -211,11 +222,14 @@ def _render(template: str | None, messages: Sequence[Message], variables: Mappin
     environment.filters["tojson"] = _to_json
     environment.globals.update(raise_exception=_raise, strftime_now=_now)
     try:
-        return environment.from_string(template).render(messages=list(messages), **variables)
+        return environment.from_string(template).render(
+            messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
+        )
     except TemplateError as error:
         roles = [str(message.get("role")) for message in messages]
         raise ValueError(
-            f"expected messages the chat template accepts, got roles {roles}: {error}; change the messages or the template"
+            f"expected messages that the chat template accepts, got roles {roles}: {error}; "
+            "change the messages or the template"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, rebuilt for the `tokenizers` library.
 
-Two kinds of vocabulary are common: byte-level BPE with merges ("gpt2"), cut into words first by a pattern
-that the file names, and SentencePiece BPE ("llama"), which has scores in place of merges: the piece with
-the highest score is merged first, so sorting all possible merges by score gives the same segmentation.
+Two kinds of vocabulary are common: byte-level BPE with merges ("gpt2"), cut into words first by a
+pattern that the file names, and SentencePiece BPE ("llama"), which has scores in place of merges:
+the piece with the highest score is merged first, so sorting all merges by score does the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# What one word is, by the file's `tokenizer.ggml.pre`: each pattern cuts the pieces that the one before left.
+# What a word is, by the file's `tokenizer.ggml.pre`: each pattern cuts what the one before left.
 _DIGITS_THEN_GPT2 = (r"\p{N}", _GPT2)
 _LLAMA3 = (_CONTRACTIONS + r"|\p{N}{1,3}|" + _REST,)
 _QWEN2 = (_CONTRACTIONS + r"|\p{N}|" + _REST,)
@@ -43,7 +43,9 @@ def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
     """
     kind = fields.get("tokenizer.ggml.model")
     if "tokenizer.ggml.tokens" not in fields:
-        raise ValueError("expected tokenizer.ggml.tokens in the GGUF fields, got none; use a file with a tokenizer")
+        raise ValueError(
+            "expected tokenizer.ggml.tokens in the GGUF file, got none; use a file with a tokenizer"
+        )
     tokens = list(fields["tokenizer.ggml.tokens"])
     types = [int(t) for t in fields.get("tokenizer.ggml.token_type", [1] * len(tokens))]
     if kind == "gpt2":
@@ -52,7 +54,8 @@ def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
         backend = _sentencepiece(fields, tokens, types)
     else:
         raise ValueError(
-            f"expected tokenizer.ggml.model 'gpt2' or 'llama', got {kind!r}; load the model in Hugging Face layout"
+            f"expected tokenizer.ggml.model 'gpt2' or 'llama', got {kind!r}; "
+            "load the model in Hugging Face layout"
         )
     _add_special(backend, tokens, types)
     _add_bos(backend, fields, tokens, default=kind == "llama")
@@ -85,11 +88,16 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(fields: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backend:
+def _sentencepiece(
+    fields: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> Backend:
     """SentencePiece BPE: merges recovered from the scores, unknown characters as byte tokens."""
     scores = [float(s) for s in fields.get("tokenizer.ggml.scores", ())]
     if len(scores) != len(tokens):
-        raise ValueError(f"expected {len(tokens)} tokenizer.ggml.scores, got {len(scores)}; the file is incomplete")
+        raise ValueError(
+            f"expected {len(tokens)} tokenizer.ggml.scores, got {len(scores)}; "
+            "the file is incomplete: make it again"
+        )
     vocab = {token: i for i, token in enumerate(tokens)}
     mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == 1}
     ranked: list[tuple[float, int, int, str, str]] = []
@@ -100,10 +108,13 @@ def _sentencepiece(fields: Mapping[str, Any], tokens: Sequence[str], types: Sequ
                 ranked.append((-scores[vocab[token]], vocab[left], vocab[right], left, right))
     merges = [(left, right) for *_, left, right in sorted(ranked)]
     unknown = tokens[int(fields.get("tokenizer.ggml.unknown_token_id", 0))]
-    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = Backend(
+        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
     prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    replace = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prefix else replace
+    space = normalizers.Replace(" ", "▁")
+    head = [normalizers.Prepend("▁")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*head, space])
     tail = [decoders.Strip(" ", 1, 0)] if prefix else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
@@ -122,7 +133,9 @@ def _add_special(backend: Backend, tokens: Sequence[str], types: Sequence[int]) 
     backend.add_tokens([token for token in added if not token.special])
 
 
-def _add_bos(backend: Backend, fields: Mapping[str, Any], tokens: Sequence[str], *, default: bool) -> None:
+def _add_bos(
+    backend: Backend, fields: Mapping[str, Any], tokens: Sequence[str], *, default: bool
+) -> None:
     """Let `encode(add_special=True)` begin with BOS where the file says so."""
     bos = fields.get("tokenizer.ggml.bos_token_id")
     if bos is not None and fields.get("tokenizer.ggml.add_bos_token", default):

@@ -19,8 +19,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """Ids from text and back, by the `tokenizers` library, with the special ids beside it.
 
-    `eos_ids` are all ids that end a generation, the tokenizer's own first; `pad_id` only fills rows (masks
-    come from lengths), so it may equal one of them. `adds_bos`: `encode(add_special=True)` begins with BOS.
+    `eos_ids` are all ids that end a generation, the tokenizer's own first; `pad_id` only fills rows
+    (masks come from lengths), so it may equal one of them.
     """
 
     backend: Backend
@@ -65,7 +65,7 @@ class Tokenizer:
     def token_bytes(self) -> list[bytes]:
         """The bytes that each id stands for in a text; added tokens stand for what is written.
 
-        Raises: ValueError for a vocabulary that is neither byte-level nor SentencePiece with byte tokens.
+        Raises: ValueError for a vocabulary that is neither byte-level nor SentencePiece.
         """
         undo = _byte_reader(json.loads(self.backend.to_str()).get("decoder"))
         added = self.backend.get_added_tokens_decoder()
@@ -75,7 +75,7 @@ class Tokenizer:
         return out
 
     def save(self, directory: Path) -> None:
-        """Write it in Hugging Face layout: tokenizer.json, tokenizer_config.json, generation_config.json."""
+        """Write tokenizer.json, tokenizer_config.json and generation_config.json."""
         directory.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(directory / "tokenizer.json"))
         config: dict[str, Any] = {
@@ -100,17 +100,26 @@ class Tokenizer:
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(f"expected {path}, found none; save the tokenizer in its fast format first")
+            raise FileNotFoundError(
+                f"expected {path}, found none; save the tokenizer in its fast format first"
+            )
         backend = Backend.from_file(str(path))
-        config = {**_read_json(directory / "special_tokens_map.json")}
-        config.update(_read_json(directory / "tokenizer_config.json"))
+        config = {
+            **_read_json(directory / "special_tokens_map.json"),
+            **_read_json(directory / "tokenizer_config.json"),
+        }
         _add_listed_tokens(backend, config.get("added_tokens_decoder", {}))
-        bos, eos, pad = (_special_id(backend, config.get(f"{k}_token")) for k in ("bos", "eos", "pad"))
-        generation = _read_json(directory / "generation_config.json")
-        stops = generation.get("eos_token_id", _read_json(directory / "config.json").get("eos_token_id"))
+        bos, eos, pad = (_id(backend, config.get(f"{k}_token")) for k in ("bos", "eos", "pad"))
+        more = _read_json(directory / "config.json").get("eos_token_id")
+        more = _read_json(directory / "generation_config.json").get("eos_token_id", more)
+        eos_ids = _eos_ids(eos, more, str(directory))
         jinja = directory / "chat_template.jinja"
-        template = jinja.read_text(encoding="utf-8") if jinja.is_file() else _template(config.get("chat_template"))
-        return cls(backend, bos, _eos_ids(eos, stops, str(directory)), _pad_id(pad, eos, stops), template)
+        template = (
+            jinja.read_text(encoding="utf-8")
+            if jinja.is_file()
+            else _template(config.get("chat_template"))
+        )
+        return cls(backend, bos, eos_ids, eos_ids[0] if pad is None else pad, template)
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
@@ -119,18 +128,14 @@ class Tokenizer:
         Raises: ValueError for a kind of vocabulary that is not known, or when no token ends a text.
         """
         backend = backend_from_gguf(fields)
-        bos = fields.get("tokenizer.ggml.bos_token_id")
-        eos = fields.get("tokenizer.ggml.eos_token_id")
-        turn_ends = [fields.get(f"tokenizer.ggml.{k}_token_id") for k in ("eot", "eom")]
-        stops = [int(i) for i in turn_ends if i is not None]
-        pad = fields.get("tokenizer.ggml.padding_token_id")
-        return cls(
-            backend,
-            None if bos is None else int(bos),
-            _eos_ids(eos, stops, "the GGUF file"),
-            _pad_id(pad, eos, stops),
-            fields.get("tokenizer.chat_template"),
+        bos, eos, pad, *turn_ends = (
+            None if value is None else int(value)
+            for name in ("bos", "eos", "padding", "eot", "eom")
+            for value in [fields.get(f"tokenizer.ggml.{name}_token_id")]
         )
+        eos_ids = _eos_ids(eos, [i for i in turn_ends if i is not None], "the GGUF file")
+        template = fields.get("tokenizer.chat_template")
+        return cls(backend, bos, eos_ids, eos_ids[0] if pad is None else pad, template)
 
 
 def _eos_ids(eos: int | None, more: int | list[int] | None, where: str) -> tuple[int, ...]:
@@ -138,16 +143,13 @@ def _eos_ids(eos: int | None, more: int | list[int] | None, where: str) -> tuple
     listed = [] if more is None else [more] if isinstance(more, int) else more
     ids = tuple(dict.fromkeys(int(i) for i in ([] if eos is None else [eos]) + listed))
     if not ids:
-        raise ValueError(f"expected an EOS token, got none in {where}; set eos_token in tokenizer_config.json")
+        raise ValueError(
+            f"expected an EOS token, got none in {where}; name eos_token in tokenizer_config.json"
+        )
     return ids
 
 
-def _pad_id(pad: int | None, eos: int | None, stops: int | list[int] | None) -> int:
-    """The padding id, an EOS id where none is named."""
-    return int(pad) if pad is not None else _eos_ids(eos, stops, "the tokenizer")[0]
-
-
-def _special_id(backend: Backend, token: str | Mapping[str, Any] | None) -> int | None:
+def _id(backend: Backend, token: str | Mapping[str, Any] | None) -> int | None:
     """The id of a token named in a configuration, as text or as {"content": text}."""
     if token is None:
         return None
@@ -159,8 +161,8 @@ def _add_listed_tokens(backend: Backend, listed: Mapping[str, Any]) -> None:
     """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
     for key, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(entry["content"]) is None:
-            special, normalized = bool(entry.get("special")), bool(entry.get("normalized"))
-            backend.add_tokens([AddedToken(entry["content"], special=special, normalized=normalized)])
+            flags = {k: bool(entry.get(k)) for k in ("special", "normalized", "lstrip", "rstrip")}
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
         got = backend.token_to_id(entry["content"])
         if got != int(key):
             raise ValueError(
@@ -185,7 +187,10 @@ def _byte_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
         return lambda token: bytes(table[character] for character in token)
     if "Metaspace" in kinds or "ByteFallback" in kinds:
         return _sentencepiece_bytes
-    raise ValueError(f"expected a byte-level or SentencePiece tokenizer, got decoder {sorted(kinds)}; use one of those")
+    raise ValueError(
+        f"expected a byte-level or SentencePiece tokenizer, got decoder {sorted(kinds)}; "
+        "use a model with one of those"
+    )
 
 
 def _sentencepiece_bytes(token: str) -> bytes:
@@ -194,13 +199,13 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable stand-in for each byte: itself if it is printable, else the next from U+0100 on.
+    """GPT-2's printable stand-in for each byte: itself if printable, else the next from U+0100.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, §2.2.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+    return [chr(b if b in printable else 256 + others.index(b)) for b in range(256)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

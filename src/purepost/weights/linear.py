@@ -1,4 +1,7 @@
-"""The one place that knows the kinds of weights. A weight is raw, low-rank on a base, … ; always [..., in, out]."""
+"""The one place that knows the kinds of weights.
+
+A weight is raw, low-rank on a base, … ; always [..., in, out].
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,8 @@ from jaxtyping import Array, Float, Key
 
 from .lora import LowRank
 
-Weight = Float[Array, "*l i o"] | LowRank
+# Unnamed axes: an alias is used for several weights in one signature, whose sizes differ.
+Weight = Float[Array, "... _ _"] | LowRank
 
 
 def linear(
@@ -23,13 +27,15 @@ def linear(
             return x @ w
 
 
-def dense(w: Weight) -> Float[Array, "*l i o"]:
+def dense(w: Weight) -> Float[Array, "... _ _"]:
     """The weight as one raw array: W + s·A@B."""
     match w:
         case LowRank():
             base = dense(w.base)
             low = jnp.matmul(w.a, w.b, precision=jax.lax.Precision.HIGHEST)
-            return (base.astype(low.dtype) + jnp.asarray(w.scale, low.dtype) * low).astype(base.dtype)
+            return (base.astype(low.dtype) + jnp.asarray(w.scale, low.dtype) * low).astype(
+                base.dtype
+            )
         case _:
             return w
 
@@ -39,9 +45,9 @@ def shape_of(w: Weight) -> tuple[int, ...]:
     return shape_of(w.base) if isinstance(w, LowRank) else w.shape
 
 
-def _dropout(
-    x: Float[Array, "b *s"], rate: float, key: Key[Array, " b"]
-) -> Float[Array, "b *s"]:
-    """x with entries zeroed at `rate` and the others scaled up; a row's zeros depend on its own key only."""
+def _dropout(x: Float[Array, "b *s"], rate: float, key: Key[Array, " b"]) -> Float[Array, "b *s"]:
+    """x with entries zeroed at `rate` and the others scaled up; a row's zeros depend on its own
+    key only.
+    """
     keep = jax.vmap(lambda k: jr.bernoulli(k, 1 - rate, x.shape[1:]))(key)
     return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))

@@ -60,16 +60,19 @@ def add_lora(
     alphas: Mapping[str, float] | None = None,
     dropout: float = 0.0,
 ) -> Model:
-    """The model with adapters on every weight whose path the regular expression `where` finds a match in.
+    """The model with adapters on every weight whose path the regular expression `where` finds a
+    match in.
 
-    `ranks` and `alphas` override rank and alpha by path pattern. A starts uniform in ±1/√in (float32), B at 0. Errors, before anything is
-    computed: a pattern that matches nothing or something that is no matrix, a rank larger than the matrix, an adapter on
-    an adapter.
+    `ranks` and `alphas` override rank and alpha by path pattern. A starts uniform in ±1/√in
+    (float32), B at 0. Errors, before anything is computed: a pattern that matches nothing or
+    something that is no matrix, a rank larger than the matrix, an adapter on an adapter.
     """
     found = set(tree.matching(model, where, _is_weight))
     for pattern in (*(ranks or {}), *(alphas or {})):
         if not any(re.search(pattern, name) for name in found):
-            raise ValueError(f"pattern {pattern!r} matches none of the adapted paths: {sorted(found)}")
+            raise ValueError(
+                f"pattern {pattern!r} matches none of the adapted paths: {sorted(found)}"
+            )
     if not 0 <= dropout < 1:
         raise ValueError(f"expected 0 ≤ dropout < 1, got {dropout}")
 
@@ -78,7 +81,8 @@ def add_lora(
             return w
         if isinstance(w, LowRank):
             raise ValueError(f"{name} has an adapter already; merge it, or take another pattern")
-        # [in, out], or [l, in, out] in a stack of layers: a norm's scale is a vector and is never stacked into a matrix here.
+        # [in, out], or [l, in, out] in a stack of layers: a norm's scale is a vector and is never
+        # stacked into a matrix here.
         if not eqx.is_inexact_array(w) or w.ndim < 2 or name.endswith("norm"):
             raise ValueError(f"expected matrices, but {where!r} matches {name}, which is none")
         *stack, i, o = w.shape
@@ -118,5 +122,7 @@ def _replace(model: Model, f: Callable[[LowRank], Any]) -> Model:
 
 
 def without_lora(model: Model) -> Model:
-    """The base model: the same arrays, no adapters. It is the reference of a run whose adapters start at B = 0."""
+    """The base model: the same arrays, no adapters. It is the reference of a run whose adapters
+    start at B = 0.
+    """
     return _replace(model, lambda w: w.base)

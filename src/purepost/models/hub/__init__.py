@@ -1,0 +1,1 @@
+"""Models in and out: Hugging Face directories, hub ids, GGUF files and adapters."""
