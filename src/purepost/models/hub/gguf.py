@@ -1,7 +1,7 @@
 """Models in one GGUF file: configuration, weights under their Hugging Face names, and tokenizer.
 
-Quantised tensors come out as the float32 values they stand for. llama.cpp interleaves the two halves of
-each head's query and key rows (its RoPE turns neighbours); here they are put back in halves.
+Quantised tensors come out as the float32 values they stand for. llama.cpp interleaves the two
+halves of each head's query and key rows (its RoPE turns neighbours); here they are put back.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from purepost.text.tokenizer import Tokenizer
+from ...text.tokenizer import Tokenizer
 
 Tensor = Float[np.ndarray, "..."]
 

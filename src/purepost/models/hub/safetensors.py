@@ -1,4 +1,5 @@
-"""Checkpoints in Hugging Face layout: config.json beside one safetensors file, or several and an index.
+"""Checkpoints in Hugging Face layout: config.json beside one safetensors file, or several and an
+index of them.
 
 Tensors are read when asked for, each in the dtype it has on disk.
 """
@@ -42,8 +43,8 @@ class Tensors(Mapping[str, Tensor]):
 def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
     """The configuration and the tensors of a checkpoint in Hugging Face layout.
 
-    Raises: FileNotFoundError when a file is missing, also one that the index names; ValueError when a
-    file lacks a tensor that the index puts there. Files that the index does not name are ignored.
+    Raises: FileNotFoundError when a file is missing, also one that the index names; ValueError when
+    a file lacks a tensor that the index puts there. Files that the index does not name are ignored.
     """
     config_path, single, index = (directory / name for name in (CONFIG, SINGLE, INDEX))
     if not config_path.is_file():
