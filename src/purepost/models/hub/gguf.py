@@ -198,7 +198,7 @@ def _dequantize(name: str, stored: Any) -> Tensor:
 
     try:
         return np.array(dequantize(stored.data, stored.tensor_type), np.float32)
-    except NotImplementedError as error:
+    except RuntimeError as error:
         raise ValueError(
             f"expected {name} in a type that can be read, got {stored.tensor_type.name}; "
             "use a file of another quantisation"

@@ -51,7 +51,7 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
         raise FileNotFoundError(f"expected {config_path}, found none; name a model's directory")
     config = json.loads(config_path.read_text(encoding="utf-8"))
     if single.is_file():
-        return config, Tensors(dict.fromkeys(_open(single).keys(), single))
+        return config, read_file(single)
     if not index.is_file():
         found = sorted(path.name for path in directory.iterdir())
         raise FileNotFoundError(
@@ -72,6 +72,11 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
                 "name; fetch the checkpoint again"
             )
     return config, Tensors(files)
+
+
+def read_file(path: Path) -> Tensors:
+    """The tensors of one safetensors file."""
+    return Tensors(dict.fromkeys(_open(path).keys(), path))
 
 
 def write_checkpoint(
