@@ -50,7 +50,7 @@ parity: .venv-parity/.stamp
 
 clean:
 	rm -rf .venv .venv-parity .cache .pytest_cache .ruff_cache .hypothesis build dist
-	find src tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is there is kept; one half made is finished.
 define new_venv
