@@ -1,0 +1,6 @@
+"""Rewards: Python functions of prompts and completions, weighted and added up."""
+
+from .host import HostReward as HostReward
+from .host import RewardFn as RewardFn
+from .host import combine_rewards as combine_rewards
+from .scores import Scores as Scores

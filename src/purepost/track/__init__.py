@@ -1,0 +1,1 @@
+"""The record of a run: metrics to files, progress, a picture."""
