@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Array, Int
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from .gguf_vocab import backend_from_gguf
+
+Ids = Int[np.ndarray, " t"] | Int[Array, " t"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -54,7 +58,7 @@ class Tokenizer:
         encoding = self.backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int] | Ids, *, skip_special: bool = True) -> str:
         """The text of some ids."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
