@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
 
 from purepost.models import Decoder
 from purepost.models.hub import load, save, save_adapter
@@ -43,7 +46,7 @@ def reference_logits(directory: Path, adapter: Path | None = None) -> np.ndarray
     """transformers' logits of the ids."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     if adapter is not None:
-        from peft import PeftModel
+        from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
         model = PeftModel.from_pretrained(model, adapter)
     return model.eval()(torch.tensor(IDS, dtype=torch.long)).logits.numpy()

@@ -21,11 +21,11 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
-import regex
-import torch
+import regex  # pyright: ignore[reportMissingModuleSource]
+import torch  # pyright: ignore[reportMissingImports]
 from tables import DIALOGUES, PATTERNS, PROMPTS, TEMPLATES, TEXTS, TOOLS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
+from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     AutoTokenizer,
     GPT2Tokenizer,
@@ -119,6 +119,7 @@ def chat_table(tokenizer: Any) -> list[dict[str, Any]]:
                 }
                 text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
                 row = {"name": name, "messages": messages, "prompt": prompt, "text": text}
+                row |= {"template": template, "tools": options["tools"]}
                 if "{% generation %}" in template and not prompt:
                     marked = tokenizer.apply_chat_template(
                         messages, return_dict=True, return_assistant_tokens_mask=True, **options
@@ -262,7 +263,7 @@ def check(report: Callable[[str], None]) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make or compare the golden files.")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if parser.parse_args().check:
         sys.exit(check(print))
