@@ -157,7 +157,7 @@ def _rope_scaling(
 
 def _llama3_scaling(
     factors: Float[np.ndarray, " k"], theta: float, head_dim: int
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Llama 3's rule from the table of its results, the only form this format keeps.
 
     A wavelength λ above `original` has its frequency divided by the factor, one below a quarter of
@@ -166,6 +166,8 @@ def _llama3_scaling(
     frequencies = float(theta) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     wavelengths = 2 * np.pi / frequencies
     factor = float(factors.max())
+    if factor == 1.0:
+        return None
     for original in (8192, 4096, 16384, 32768):
         smooth = np.clip((original / wavelengths - 1.0) / (4.0 - 1.0), 0.0, 1.0)
         expected = 1.0 / ((1.0 - smooth) / factor + smooth)
