@@ -53,9 +53,28 @@ def mean_of(x: Float[Array, "*s"]) -> Mean:
     return Mean(x.sum(dtype=jnp.float32), jnp.asarray(x.size, jnp.float32))
 
 
-def episode_sum(
-    x: Float[Array, "b t"], mask: Bool[Array, "b t"], episode: Int[Array, "b t"], episodes: int
-) -> Float[Array, "b e"]:
-    """Σ_t x·m of every episode of every row; `episodes` is e."""
-    one_hot = (episode[:, :, None] == jnp.arange(episodes)) & mask[:, :, None]
-    return jnp.where(one_hot, x[:, :, None], 0.0).sum(1)
+class Spans(eqx.Module):
+    """Which tokens of a row are trained, which episode each belongs to, and what each episode
+    counts.
+
+    A filler or an unscored episode has weight 0; one whose tokens are all masked still counts.
+    """
+
+    mask: Bool[Array, "b t"]
+    episode: Int[Array, "b t"]
+    weights: Float[Array, "b e"]
+
+    def sum(self, x: Float[Array, "b t"]) -> Float[Array, "b e"]:
+        """Σ_t x·m of every episode."""
+        member = self.episode[:, :, None] == jnp.arange(self.weights.shape[1])
+        member &= self.mask[:, :, None]
+        return jnp.where(member, x[:, :, None], 0.0).sum(1)
+
+    @property
+    def lengths(self) -> Float[Array, "b e"]:
+        """T_i, trained tokens of every episode."""
+        return self.sum(jnp.ones(self.mask.shape))
+
+    def spread(self, x: Float[Array, "b e"]) -> Float[Array, "b t"]:
+        """Every episode's number at its trained tokens, 0 elsewhere."""
+        return select(self.mask, jnp.take_along_axis(x, self.episode, 1))

@@ -13,6 +13,7 @@ itself. One rule covers padding, packed documents, a prompt shared by the comple
 and trees.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -44,6 +45,7 @@ class Rows(eqx.Module):
     # The most trained tokens that one row may hold: only so many positions reach the vocabulary.
     # None: all of them.
     capacity: int | None = eqx.field(static=True, default=None)
+    episodes: int = eqx.field(static=True, default=1)  # e: room for episodes in a row
 
     @property
     def most_trained(self) -> int:
@@ -63,8 +65,9 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def unembed(self, hidden: Float[Array, "*s d"]) -> Float[Array, "*s v"]:
-        """Logits (float32) of hidden states."""
+    @property
+    def unembed(self) -> Callable[[Float[Array, "*s d"]], Float[Array, "*s v"]]:
+        """Hidden states → logits (float32): a pytree that holds the head's weights and no others."""
         ...
 
 
@@ -154,6 +157,7 @@ def group_rows(
         ),
         ids=jnp.arange(p, dtype=jnp.int32) if ids is None else ids,
         capacity=g * t,
+        episodes=g,
     )
 
 

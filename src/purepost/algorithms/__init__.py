@@ -6,3 +6,8 @@ if __name__ != "purepost.algorithms":
         "is there for readers, and importing it would make a second copy of every class; "
         "write `import purepost.algorithms`"
     )
+
+from .dr_grpo import dr_grpo as dr_grpo
+from .grpo import grpo as grpo
+from .rloo import rloo as rloo
+from .sft import sft as sft

@@ -7,6 +7,8 @@ if __name__ != "purepost.models":
         "write `import purepost.models`"
     )
 
+from .containers import WithReference as WithReference
+from .containers import with_reference as with_reference
 from .decoder import Config as Config
 from .decoder import Decoder as Decoder
 from .decoder import init_decoder as init_decoder

@@ -101,6 +101,21 @@ def finish(
     return x + block.mlp(rms_norm(x, block.mlp_norm, config.norm_eps), key=key)
 
 
+class Unembed(eqx.Module):
+    """The map from hidden states to logits."""
+
+    weight: Weight  # [d, v]; tied: the embeddings, [v, d]
+    tied: bool = eqx.field(static=True)
+
+    def __call__(self, hidden: Float[Array, "*s d"]) -> Float[Array, "*s v"]:
+        """Logits, float32."""
+        if self.tied:
+            return jnp.einsum(
+                "...d,vd->...v", hidden, self.weight, preferred_element_type=jnp.float32
+            )
+        return linear(hidden, self.weight).astype(jnp.float32)
+
+
 class Decoder(eqx.Module):
     """A decoder-only transformer over forest rows."""
 
@@ -139,13 +154,10 @@ class Decoder(eqx.Module):
         c = self.config
         return rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
 
-    def unembed(self, hidden: Float[Array, "*s d"]) -> Float[Array, "*s v"]:
-        """Logits, float32."""
-        if self.head is None:
-            return jnp.einsum(
-                "...d,vd->...v", hidden, self.embed, preferred_element_type=jnp.float32
-            )
-        return linear(hidden, self.head).astype(jnp.float32)
+    @property
+    def unembed(self) -> "Unembed":
+        """Hidden states → logits: a pytree of its own, so that a loss can differentiate just it."""
+        return Unembed(self.embed, True) if self.head is None else Unembed(self.head, False)
 
 
 def init_decoder(key: KeyArray, config: Config, dtype: DTypeLike = jnp.float32) -> Decoder:

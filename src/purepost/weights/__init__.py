@@ -9,6 +9,7 @@ from .lora import adapters as adapters
 from .lora import add_lora as add_lora
 from .lora import default_trainable as default_trainable
 from .lora import has_adapters as has_adapters
+from .lora import initial_adapters as initial_adapters
 from .lora import lora_scale as lora_scale
 from .lora import without_lora as without_lora
 from .merge import merge as merge

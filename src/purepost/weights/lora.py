@@ -112,6 +112,12 @@ def adapters(model: PyTree) -> PyTree:
     return jax.tree.map(mark, model, is_leaf=_is_weight)
 
 
+def initial_adapters(model: PyTree) -> bool:
+    """Whether every adapter still gives 0, B being 0. (On the host: it looks at the values.)"""
+    leaves = jax.tree.leaves(model, is_leaf=_is_weight)
+    return all(not jnp.any(w.b != 0) for w in leaves if isinstance(w, LowRank))
+
+
 def default_trainable(model: PyTree) -> PyTree:
     """The adapters where there are some, else every float array."""
     return adapters(model) if has_adapters(model) else jax.tree.map(eqx.is_inexact_array, model)

@@ -1,0 +1,134 @@
+"""Group Relative Policy Optimization.
+
+A_i = (r_i − mean(r)) / (std(r) + ε)        over the G completions of one prompt L   = −Σ_i 1/T_i
+Σ_t min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) / B + β KL(π‖π_ref)        ρ_it = π(y_it) /
+π_old(y_it)
+
+Source: Shao et al., DeepSeekMath, 2402.03300, eq. 3. Differs from the paper: 1. β is 0 unless
+asked for, and the reference model is then not run. 2. The KL estimator is k3·ρ, whose gradient is
+that of the reverse KL; the paper's k3 gives the forward KL's. 3. With one optimizer step per
+rollout, π_old is π itself held constant: ρ = 1 exactly, and no scoring pass is spent on it. 4.
+Completions that could not be scored leave the group's statistics and the loss.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from ..advantages import Advantage, group_normalized
+from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..losses import KL, Aggregate, Objective, clipped, k3_weighted, sequence_mean
+from ..mean import Mean, Metrics, Spans, Terms, masked_mean, mean_of
+from ..models.containers import WithReference, policy_trainable
+from ..models.decoder import Decoder
+from ..rollout.collect import Collect, Episodes, Tasks, episode_metrics, to_rows
+from ..rollout.score import score
+from ..types import KeyArray, Rows, Scalar
+
+Models = WithReference[Decoder]
+
+
+class PolicyBatch(eqx.Module):
+    """Episodes in rows. Log-probabilities in nats."""
+
+    rows: Rows
+    weights: Float[Array, "b e"]  # 1 for a scored episode, 0 for one that does not count
+    advantages: Float[Array, "b t"]
+    sampler_logps: Float[Array, "b t"]
+    old_logps: Float[Array, "b t"] | None  # None: the policy's own, held constant
+    ref_logps: Float[Array, "b t"] | None
+    temperature: Float[Array, " b"]
+
+
+def grpo(
+    optimizer: optax.GradientTransformation,
+    collect: Collect,
+    *,
+    advantage: Advantage = group_normalized,
+    objective: Objective = clipped,
+    aggregate: Aggregate = sequence_mean,
+    kl: KL = k3_weighted,
+    beta: Scalar = 0.0,
+    entropy: Scalar = 0.0,
+    per_row: int | None = None,
+    trainable: Callable[[Models], PyTree] = policy_trainable,
+    epochs: int = 1,
+    minibatches: int = 1,
+    microbatches: int = 1,
+) -> Algorithm[Models, Tasks, PolicyBatch]:
+    """GRPO over the episodes that `collect` brings, a row for each prompt with its group behind it.
+
+    `beta` weighs the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row`
+    splits a group over rows of so many episodes, each with the prompt in front. Error: `beta`
+    without a reference.
+    """
+    on_policy = epochs * minibatches == 1
+    holds = eqx.is_array(beta) or beta != 0
+
+    def rollout(
+        key: KeyArray, state: TrainState[Models], data: Tasks
+    ) -> tuple[PolicyBatch, Metrics]:
+        if holds and state.frozen.reference is None:
+            raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
+        models = state.models
+        episodes, metrics = collect(key, models.policy, data)
+        batch, more = annotate(models, episodes)
+        return batch, metrics | more
+
+    @eqx.filter_jit
+    def annotate(models: Models, episodes: Episodes) -> tuple[PolicyBatch, Metrics]:
+        rows, places = to_rows(episodes, per_row=per_row)
+        groups = episodes.prompts.tokens.shape[0]
+        advantages = advantage(episodes.rewards, episodes.group, groups)
+        scored = jnp.isfinite(episodes.rewards).astype(jnp.float32)
+        weights = places.per_episode(scored)
+        spans = Spans(rows.mask, rows.episode, weights)
+        temperature = places.per_episode(episodes.temperature)[:, 0]
+
+        def logps(model: Decoder) -> Float[Array, "b t"]:
+            return score(model, rows, temperature=temperature).logps
+
+        informative = jax.ops.segment_max(jnp.abs(advantages), episodes.group, groups) > 0
+        batch = PolicyBatch(
+            rows=rows,
+            weights=weights,
+            advantages=spans.spread(places.per_episode(advantages)),
+            sampler_logps=places.per_token(episodes.logps),
+            old_logps=None if on_policy else logps(models.policy),
+            ref_logps=logps(models.reference) if holds and models.reference else None,
+            temperature=temperature,
+        )
+        return batch, episode_metrics(episodes) | {
+            "frac_reward_zero_std": mean_of(1.0 - informative.astype(jnp.float32)),
+        }
+
+    def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
+        scores = score(models.policy, batch.rows, temperature=batch.temperature)
+        logps, mask = scores.logps, batch.rows.mask
+        spans = Spans(mask, batch.rows.episode, batch.weights)
+        old = jax.lax.stop_gradient(logps) if batch.old_logps is None else batch.old_logps
+        losses, metrics = objective(logps, old, batch.advantages, spans)
+        terms = {"policy": aggregate(losses, spans)}
+        if batch.ref_logps is not None:
+            divergence = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
+            metrics["kl"] = divergence
+            terms["kl"] = Mean(beta * divergence.total, divergence.weight)
+        if eqx.is_array(entropy) or entropy != 0:
+            bonus = aggregate(scores.entropies, spans)
+            terms["entropy"] = Mean(-entropy * bonus.total, bonus.weight)
+        metrics["entropy"] = masked_mean(scores.entropies, mask)
+        metrics["sampling/sampling_logp_difference/mean"] = masked_mean(
+            jnp.abs(logps - batch.sampler_logps), mask
+        )
+        return terms, metrics
+
+    return Algorithm(
+        make_init(optimizer, trainable=trainable),
+        rollout,
+        loss,
+        make_update(optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches),
+    )

@@ -1,0 +1,128 @@
+"""Decoding one token at a time: a prompt's keys and values are held once, its branches hold only
+their own.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..types import causal_rows
+from .decoder import Block, Decoder, finish, project
+from .layers import rms_norm, rope_angles
+
+
+class Layer(eqx.Module):
+    """Keys (rotated) and values of one layer: of p prompts, and of g branches of each."""
+
+    prefix_k: Float[Array, "p n s k"]
+    prefix_v: Float[Array, "p n s k"]
+    branch_k: Float[Array, "p n g t k"]
+    branch_v: Float[Array, "p n g t k"]
+
+
+class Cache(eqx.Module):
+    """What decoding continues from."""
+
+    layers: list[Layer]
+    lengths: Int[Array, " p"]  # tokens of each prompt
+
+
+def prefill(
+    model: Decoder, prompts: Int[Array, "p s"], lengths: Int[Array, " p"], group: int, slots: int
+) -> tuple[Float[Array, "p d"], Cache]:
+    """Hidden states of the prompts' last tokens, and a cache for `group` branches of `slots`
+    tokens each.
+    """
+    hidden, kv = model(causal_rows(prompts, lengths))
+    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)[:, 0]
+    p, _, n, width = kv.k.shape[1:]
+    empty = jnp.zeros((p, n, group, slots, width), hidden.dtype)
+    layers = [
+        Layer(k.swapaxes(1, 2), v.swapaxes(1, 2), empty, empty)
+        for k, v in zip(kv.k, kv.v, strict=True)
+    ]
+    return last, Cache(layers, lengths)
+
+
+def unstack(model: Decoder) -> list[Block]:
+    """The layers one by one: a decoding loop reads them in place; a scan would copy each, each time."""
+
+    def layer(i: int) -> Block:
+        return jax.tree.map(lambda x: x[i], model.layers)
+
+    return [layer(i) for i in range(model.config.num_layers)]
+
+
+def _attend(
+    q: Float[Array, "p g n m k"],
+    layer: Layer,
+    lengths: Int[Array, " p"],
+    step: Int[Array, ""],
+) -> Float[Array, "p g n m k"]:
+    """Softmax attention of one query per branch over its prompt and its own tokens up to `step`."""
+    p, g, n, m, width = q.shape
+    q = (q * jnp.asarray(width**-0.5, q.dtype)).transpose(0, 2, 1, 3, 4)  # p n g m k
+    before = jnp.einsum(
+        "pnqk,pnsk->pnqs",
+        q.reshape(p, n, g * m, width),
+        layer.prefix_k,
+        preferred_element_type=jnp.float32,
+    ).reshape(p, n, g, m, -1)
+    own = jnp.einsum("pngmk,pngtk->pngmt", q, layer.branch_k, preferred_element_type=jnp.float32)
+    s, t = before.shape[-1], own.shape[-1]
+    real = (jnp.arange(s) < lengths[:, None])[:, None, None, None]
+    past = jnp.arange(t) <= step
+    scores = jnp.concatenate(
+        [jnp.where(real, before, -jnp.inf), jnp.where(past, own, -jnp.inf)], -1
+    )
+    weights = jax.nn.softmax(scores).astype(layer.prefix_v.dtype)
+    mixed = jnp.einsum(
+        "pnqs,pnsk->pnqk", weights[..., :s].reshape(p, n, g * m, s), layer.prefix_v
+    ).reshape(p, n, g, m, width)
+    mixed += jnp.einsum("pngmt,pngtk->pngmk", weights[..., s:], layer.branch_v)
+    return mixed.transpose(0, 2, 1, 3, 4)
+
+
+def _write(
+    old: Float[Array, "p n g t k"], new: Float[Array, "p g n k"], step: Int[Array, ""]
+) -> Float[Array, "p n g t k"]:
+    """The branches' new entry put in its slot.
+
+    `step` is below t: past the end it would overwrite the last.
+    """
+    entry = new.transpose(0, 2, 1, 3)[:, :, :, None]
+    return jax.lax.dynamic_update_slice_in_dim(old, entry, step, 3)
+
+
+def decode(
+    model: Decoder,
+    blocks: Sequence[Block],
+    cache: Cache,
+    tokens: Int[Array, "p g"],
+    step: Int[Array, ""],
+) -> tuple[Float[Array, "p g d"], Cache]:
+    """Hidden states of the branches' tokens number `step` (from 0), and the cache with their keys
+    and values in it.
+    """
+    config = model.config
+    x = model.embed[tokens]
+    positions = jnp.broadcast_to(cache.lengths[:, None] + step, tokens.shape)
+    angles = rope_angles(positions, model.frequencies)
+    layers = []
+    for block, layer in zip(blocks, cache.layers, strict=True):
+        q, k, v = project(block, config, x, angles)
+        p, g, h, width = q.shape
+        layer = Layer(
+            layer.prefix_k,
+            layer.prefix_v,
+            _write(layer.branch_k, k, step),
+            _write(layer.branch_v, v, step),
+        )
+        q = q.reshape(p, g, config.num_kv_heads, h // config.num_kv_heads, width)
+        mixed = _attend(q, layer, cache.lengths, step).reshape(p, g, h, width)
+        x = finish(block, config, x, mixed)
+        layers.append(layer)
+    return rms_norm(x, model.norm, config.norm_eps), Cache(layers, cache.lengths)

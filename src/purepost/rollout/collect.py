@@ -1,0 +1,166 @@
+"""Collecting episodes: prompts in, scored completions out, and the rows that train on them."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ..mean import Mean, Metrics, masked_mean, mean_of, scalar_mean
+from ..models.decoder import Decoder
+from ..types import KeyArray, Rows, group_rows
+from .draw import Sampling
+from .sample import LENGTH, Completions, Prompts, generate
+from .stop import StopStrings
+
+
+class Tasks(eqx.Module):
+    """Prompts, and what a reward reads of each: arrays for a reward in JAX, lists for one in
+    Python.
+    """
+
+    prompts: Prompts
+    columns: dict[str, Any] = eqx.field(default_factory=dict)
+
+
+class Episodes(eqx.Module):
+    """n rollouts of p prompts.
+
+    What follows the prompt is `tokens`; `mask` is True on what the policy sampled.
+    """
+
+    prompts: Prompts
+    group: Int[Array, " n"]  # which prompt it continues
+    tokens: Int[Array, "n t"]
+    lengths: Int[Array, " n"]
+    mask: Bool[Array, "n t"]
+    logps: Float[Array, "n t"]  # the sampler's, at the sampling temperature, nats
+    rewards: Float[Array, " n"]  # NaN: unscored
+    finish: Int[Array, " n"]
+    temperature: Float[Array, " n"]
+
+
+# (tasks, completions) → rewards, NaN where a completion cannot be scored
+Reward = Callable[[Tasks, Completions], tuple[Float[Array, "p g"], Metrics]]
+
+
+@runtime_checkable
+class Collect(Protocol):
+    """(key, model, tasks) → (episodes, metrics)."""
+
+    def __call__(self, key: KeyArray, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
+        """Roll out every task."""
+        ...
+
+
+def single_turn(
+    reward: Reward, sampling: Sampling, *, group: int, stop: StopStrings | None = None
+) -> Collect:
+    """`group` completions of every prompt, each scored by `reward`.
+
+    A JAX function if the reward is one.
+    """
+    if group < 1:
+        raise ValueError(f"expected group ≥ 1, got {group}")
+
+    def collect(key: KeyArray, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
+        completions = generate(key, model, tasks.prompts, sampling, group=group, stop=stop)
+        rewards, metrics = reward(tasks, completions)
+        p, n = rewards.shape[0], rewards.size
+        # Greedy log-probabilities are taken at temperature 1.
+        temperature = jnp.asarray(sampling.temperature, jnp.float32)
+        flat = lambda x: x.reshape(n, *x.shape[2:])  # noqa: E731
+        episodes = Episodes(
+            prompts=tasks.prompts,
+            group=jnp.repeat(jnp.arange(p, dtype=jnp.int32), group),
+            tokens=flat(completions.tokens),
+            lengths=flat(completions.lengths),
+            mask=flat(completions.mask),
+            logps=flat(completions.logps),
+            rewards=rewards.reshape(n),
+            finish=flat(completions.finish),
+            temperature=jnp.broadcast_to(jnp.where(temperature > 0, temperature, 1.0), (n,)),
+        )
+        return episodes, metrics
+
+    return collect
+
+
+class Places(eqx.Module):
+    """Where episodes lie in rows: row i holds the episodes `episodes[i]`, each in its own branch."""
+
+    episodes: Int[Array, "b e"]
+    trunk: int = eqx.field(static=True)  # width of the shared prompt, tokens
+
+    def per_episode(self, x: Array) -> Array:
+        """[n, ...] → [b, e, ...]."""
+        return x[self.episodes]
+
+    def per_token(self, x: Array) -> Array:
+        """[n, t] → [b, trunk + e·t], 0 on the prompt."""
+        branches = self.per_episode(x)
+        b, e, t = branches.shape
+        return jnp.pad(branches.reshape(b, e * t), [(0, 0), (self.trunk, 0)])
+
+
+def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Places]:
+    """Rows that hold `per_row` episodes of one group (by default all of it) behind their prompt,
+    computed once.
+
+    Groups are found by their id, wherever their episodes stand. Error: groups that `per_row` does
+    not divide.
+    """
+    n, p = episodes.group.shape[0], episodes.prompts.tokens.shape[0]
+    group = n // p
+    per_row = group if per_row is None else per_row
+    if group % per_row:
+        raise ValueError(f"groups of {group} do not divide into rows of {per_row} episodes")
+    order = jnp.argsort(episodes.group, stable=True).astype(jnp.int32)
+    places = Places(order.reshape(n // per_row, per_row), episodes.prompts.tokens.shape[1])
+    owner = episodes.group[places.episodes[:, 0]]
+    rows = group_rows(
+        episodes.prompts.tokens[owner],
+        episodes.prompts.lengths[owner],
+        places.per_episode(episodes.tokens),
+        places.per_episode(episodes.lengths),
+        places.per_episode(episodes.mask),
+    )
+    return rows, places
+
+
+def distribution(x: Float[Array, " n"]) -> Mean:
+    """Eleven quantiles, 0 to 100 %, of the finite entries, as a Mean: what a histogram is drawn
+    from.
+    """
+    known = jnp.isfinite(x)
+    quantiles = jnp.nanquantile(jnp.where(known, x, jnp.nan), jnp.linspace(0.0, 1.0, 11))
+    some = known.any()
+    return Mean(
+        jnp.where(some, quantiles, 0.0), jnp.full(quantiles.shape, some.astype(jnp.float32))
+    )
+
+
+def episode_metrics(episodes: Episodes) -> Metrics:
+    """Rewards, lengths and endings of a step's episodes, under the field's names.
+
+    Lengths in tokens.
+    """
+    rewards, lengths = episodes.rewards, episodes.lengths.astype(jnp.float32)
+    scored = jnp.isfinite(rewards)
+    mean = masked_mean(rewards, scored)
+    spread = masked_mean((jnp.where(scored, rewards, 0.0) - mean.value) ** 2, scored)
+    cut = episodes.finish == LENGTH
+    return {
+        "reward": mean,
+        "reward_std": scalar_mean(jnp.sqrt(spread.value)),
+        "reward/quantiles": distribution(rewards),
+        "unscored": mean_of(1.0 - scored.astype(jnp.float32)),
+        "completions/mean_length": mean_of(lengths),
+        "completions/min_length": scalar_mean(lengths.min()),
+        "completions/max_length": scalar_mean(lengths.max()),
+        "completions/quantiles": distribution(lengths),
+        "completions/mean_terminated_length": masked_mean(lengths, ~cut),
+        "completions/clipped_ratio": mean_of(cut.astype(jnp.float32)),
+        "num_tokens": scalar_mean(lengths.sum()),
+    }
