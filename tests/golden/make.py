@@ -10,6 +10,7 @@ conversion of the one in that file.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -214,6 +215,34 @@ def tiny_directory(path: Path, tied: bool) -> dict[str, Any]:
     return {"ids": ids, "positions": positions, "logits": logits.numpy()}
 
 
+def adapter_directory(path: Path, base: Path) -> dict[str, Any]:
+    """Write an adapter by PEFT, of uneven ranks and scales; the logits it gives the tiny model."""
+    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        rank_pattern={"v_proj": 2},
+        alpha_pattern={"mlp.down_proj": 3},
+        use_rslora=True,
+        task_type="CAUSAL_LM",
+    )
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, **options), config).eval()
+    torch.manual_seed(1)
+    ids = np.random.default_rng(3).integers(0, 288, 40).astype(np.int32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.2)
+        logits = model(torch.tensor(ids[None], dtype=torch.long)).logits[0]
+    model.peft_config["default"].base_model_name_or_path = base.name
+    model.save_pretrained(path)
+    (path / "README.md").unlink()
+    return {"ids": ids, "positions": np.arange(40, dtype=np.int32), "logits": logits.numpy()}
+
+
 def make(target: Path) -> None:
     """Write every golden file."""
     model, tokenizer = smollm2_reference()
@@ -222,6 +251,9 @@ def make(target: Path) -> None:
     np.savez_compressed(target / "smollm2.npz", **smollm2_logits(model, tokenizer))
     for name, tied in (("tiny-tied", True), ("tiny-llama3", False)):
         np.savez_compressed(target / f"{name}.npz", **tiny_directory(target / name, tied))
+    if importlib.util.find_spec("peft") is not None:
+        adapter = adapter_directory(target / "adapter", target / "tiny-llama3")
+        np.savez_compressed(target / "adapter.npz", **adapter)
 
 
 def differences(stored: Path, made: Path) -> list[str]:

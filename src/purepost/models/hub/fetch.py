@@ -32,7 +32,7 @@ def fetch(source: str | Path) -> Path:
     ValueError for a name that is none of these.
     """
     path = Path(source).expanduser()
-    if path.exists():
+    if str(source) and path.exists():
         return path
     if str(source) == EMBEDDED:
         return _embedded()

@@ -171,11 +171,28 @@ def _integral(value: float) -> int | float:
 
 def _check_supported(config: Mapping[str, Any]) -> None:
     """Raise for what changes the maths of an adapter and is not done here."""
-    expected = {"peft_type": "LORA", "use_dora": False, "bias": "none", "fan_in_fan_out": False}
+    expected = {
+        "peft_type": "LORA",
+        "bias": "none",
+        "use_dora": False,
+        "use_qalora": False,
+        "use_bdlora": None,
+        "lora_bias": False,
+        "fan_in_fan_out": False,
+        "layer_replication": None,
+        "alora_invocation_tokens": None,
+        "arrow_config": None,
+        "kasa_config": None,
+    }
+    found = {name: config.get(name) or value for name, value in expected.items()}
+    # How A and B began does not matter, unless the base weights were changed to fit them.
+    start = config.get("init_lora_weights", True)
+    if start not in (True, False, None, "gaussian", "orthogonal", "eva"):
+        expected["init_lora_weights"], found["init_lora_weights"] = True, start
     for name, value in expected.items():
-        if config.get(name, value) != value:
+        if found[name] != value:
             raise ValueError(
-                f"expected {name} = {value!r} in {CONFIG}, got {config[name]!r}; "
+                f"expected {name} = {value!r} in {CONFIG}, got {found[name]!r}; "
                 "merge that adapter with the library that made it, and load the merged model"
             )
 
