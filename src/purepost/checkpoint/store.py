@@ -12,6 +12,7 @@ data.
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast, final
@@ -126,13 +127,9 @@ class Checkpoints:
             "stored": sorted(stored),
             "weak": sorted(name for name, x in arrays.items() if x.weak_type),
         }
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                **{STATE: ocp.args.StandardSave(arrays), META: ocp.args.JsonSave(meta)}
-            ),
-            force=True,
-        )
+        items = {STATE: ocp.args.StandardSave(arrays), META: ocp.args.JsonSave(meta)}
+        with self._recovering() as manager:
+            manager.save(step, args=ocp.args.Composite(**items), force=True)
         return True
 
     def saving(
@@ -159,18 +156,31 @@ class Checkpoints:
     def wait(self) -> None:
         """Until the save that was begun is committed; its error, if it failed, is raised."""
         if self._manager is not None:
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
+            with self._recovering() as manager:
+                manager.wait_until_finished()
+                manager.check_for_errors()
 
     def close(self) -> None:
         """Wait, and give back what saving took."""
-        if self._manager is not None:
-            manager, self._manager = self._manager, None
-            try:
-                manager.wait_until_finished()
-                manager.check_for_errors()
-            finally:
-                manager.close()
+        try:
+            self.wait()
+        finally:
+            if self._manager is not None:
+                self._manager.close()
+                self._manager = None
+
+    @contextmanager
+    def _recovering(self) -> Iterator[Any]:
+        """The manager; after an error a new one, which tells the error no second time and can save
+        again, once there is room.
+        """
+        try:
+            yield self._manager
+        except Exception:
+            with suppress(Exception):
+                self._manager.close()
+            self._manager = self._open()
+            raise
 
     def __enter__(self) -> "Checkpoints":
         return self
