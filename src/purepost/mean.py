@@ -22,6 +22,8 @@ class Mean(eqx.Module):
         return jnp.where(empty, 0.0, self.total / jnp.where(empty, 1.0, self.weight))
 
 
+# The quantiles that stand for a distribution: its ends, its middle, and bands of 80 % and 50 %.
+LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 Metrics = dict[str, Mean]
 Terms = dict[str, Mean]
 
@@ -51,6 +53,20 @@ def scalar_mean(value: float | Float[Array, ""] | Int[Array, ""]) -> Mean:
 def mean_of(x: Float[Array, "*s"]) -> Mean:
     """The plain mean of all entries."""
     return Mean(x.sum(dtype=jnp.float32), jnp.asarray(x.size, jnp.float32))
+
+
+def quantiles(x: Float[Array, "*s"], mask: Bool[Array, "*s"] | None = None) -> Mean:
+    """The `LEVELS` of a distribution as one metric, to be named "<what>/quantiles".
+
+    Linear between order statistics. Nothing under the mask: weight 0.
+    """
+    weight = jnp.ones((), jnp.float32)
+    if mask is not None:
+        weight = mask.any().astype(jnp.float32)
+        x = jnp.where(mask, x, jnp.nan)
+    levels = jnp.asarray(LEVELS, jnp.float32)
+    total = jnp.nanquantile(x.astype(jnp.float32).reshape(-1), levels)
+    return Mean(jnp.where(weight > 0, total, 0.0), weight)
 
 
 class Spans(eqx.Module):

@@ -67,7 +67,7 @@ class LanguageModel(Protocol):
 
     @property
     def unembed(self) -> Callable[[Float[Array, "*s d"]], Float[Array, "*s v"]]:
-        """Hidden states → logits (float32): a pytree that holds the head's weights and no others."""
+        """Hidden states → logits (float32): a pytree of the head's weights and no others."""
         ...
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from purepost.mean import Mean, scalar_mean
-from purepost.track import LEVELS, quantiles, to_floats
+from purepost.mean import LEVELS, quantiles
+from purepost.track import to_floats
 
 
 def test_floats_divide_once_and_leave_out_what_has_no_weight() -> None:

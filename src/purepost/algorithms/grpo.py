@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from ..advantages import Advantage, group_normalized
+from ..advantages import Advantage, group_normalized, group_statistics
 from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import KL, Aggregate, Objective, clipped, k3_weighted, sequence_mean
 from ..mean import Mean, Metrics, Spans, Terms, masked_mean, mean_of
@@ -92,7 +92,10 @@ def grpo(
         def logps(model: Decoder) -> Float[Array, "b t"]:
             return score(model, rows, temperature=temperature).logps
 
-        informative = jax.ops.segment_max(jnp.abs(advantages), episodes.group, groups) > 0
+        spread = group_statistics(episodes.rewards, episodes.group, groups)
+        informative = jax.ops.segment_max(
+            spread.informative.astype(jnp.float32), episodes.group, groups
+        )
         batch = PolicyBatch(
             rows=rows,
             weights=weights,
@@ -103,7 +106,8 @@ def grpo(
             temperature=temperature,
         )
         return batch, episode_metrics(episodes) | {
-            "frac_reward_zero_std": mean_of(1.0 - informative.astype(jnp.float32)),
+            "reward_std": masked_mean(spread.deviation, spread.count >= 2),
+            "frac_reward_zero_std": mean_of(1.0 - informative),
         }
 
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:

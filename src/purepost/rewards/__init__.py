@@ -4,3 +4,4 @@ from .host import HostReward as HostReward
 from .host import RewardFn as RewardFn
 from .host import combine_rewards as combine_rewards
 from .scores import Scores as Scores
+from .text import text_reward as text_reward

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ..mean import Mean, Metrics, scalar_mean
-from ..track.metrics import quantiles
+from ..mean import Mean, Metrics, quantiles, scalar_mean
 
 
 @dataclass(frozen=True)

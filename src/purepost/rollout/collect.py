@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..mean import Mean, Metrics, masked_mean, mean_of, scalar_mean
+from ..mean import Metrics, masked_mean, mean_of, quantiles, scalar_mean
 from ..models.decoder import Decoder
 from ..types import KeyArray, Rows, group_rows
 from .draw import Sampling
@@ -88,7 +88,7 @@ def single_turn(
 
 
 class Places(eqx.Module):
-    """Where episodes lie in rows: row i holds the episodes `episodes[i]`, each in its own branch."""
+    """Where episodes lie in rows: row i holds the episodes `episodes[i]`, a branch for each."""
 
     episodes: Int[Array, "b e"]
     trunk: int = eqx.field(static=True)  # width of the shared prompt, tokens
@@ -129,18 +129,6 @@ def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Pl
     return rows, places
 
 
-def distribution(x: Float[Array, " n"]) -> Mean:
-    """Eleven quantiles, 0 to 100 %, of the finite entries, as a Mean: what a histogram is drawn
-    from.
-    """
-    known = jnp.isfinite(x)
-    quantiles = jnp.nanquantile(jnp.where(known, x, jnp.nan), jnp.linspace(0.0, 1.0, 11))
-    some = known.any()
-    return Mean(
-        jnp.where(some, quantiles, 0.0), jnp.full(quantiles.shape, some.astype(jnp.float32))
-    )
-
-
 def episode_metrics(episodes: Episodes) -> Metrics:
     """Rewards, lengths and endings of a step's episodes, under the field's names.
 
@@ -148,18 +136,15 @@ def episode_metrics(episodes: Episodes) -> Metrics:
     """
     rewards, lengths = episodes.rewards, episodes.lengths.astype(jnp.float32)
     scored = jnp.isfinite(rewards)
-    mean = masked_mean(rewards, scored)
-    spread = masked_mean((jnp.where(scored, rewards, 0.0) - mean.value) ** 2, scored)
     cut = episodes.finish == LENGTH
     return {
-        "reward": mean,
-        "reward_std": scalar_mean(jnp.sqrt(spread.value)),
-        "reward/quantiles": distribution(rewards),
-        "unscored": mean_of(1.0 - scored.astype(jnp.float32)),
+        "reward": masked_mean(rewards, scored),
+        "reward/quantiles": quantiles(rewards, scored),
+        "frac_unscored": mean_of(1.0 - scored.astype(jnp.float32)),
         "completions/mean_length": mean_of(lengths),
         "completions/min_length": scalar_mean(lengths.min()),
         "completions/max_length": scalar_mean(lengths.max()),
-        "completions/quantiles": distribution(lengths),
+        "completions/length/quantiles": quantiles(lengths),
         "completions/mean_terminated_length": masked_mean(lengths, ~cut),
         "completions/clipped_ratio": mean_of(cut.astype(jnp.float32)),
         "num_tokens": scalar_mean(lengths.sum()),

@@ -49,7 +49,7 @@ def _automaton(pattern: bytes) -> np.ndarray:
 
 
 def stop_strings(strings: Sequence[str], token_bytes: Sequence[bytes]) -> StopStrings:
-    """The automata of the strings over a vocabulary; `token_bytes[i]` is what token i stands for."""
+    """The automata of the strings over a vocabulary; token i stands for `token_bytes[i]`."""
     if not strings or not all(strings):
         raise ValueError(f"expected stop strings that are not empty, got {list(strings)}")
     patterns = [s.encode() for s in strings]

@@ -1,8 +1,6 @@
 """The record of a run: metrics to files, progress on the screen, a picture at the end."""
 
-from .metrics import LEVELS as LEVELS
 from .metrics import Record as Record
-from .metrics import quantiles as quantiles
 from .metrics import to_floats as to_floats
 from .picture import picture as picture
 from .progress import Progress as Progress

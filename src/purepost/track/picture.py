@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .metrics import LEVELS, QUANTILES
+from ..mean import LEVELS
+from .metrics import QUANTILES
 from .writers import read_jsonl
 
 Curves = dict[str, tuple[Float[np.ndarray, " s"], Float[np.ndarray, "s *q"]]]

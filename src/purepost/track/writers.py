@@ -12,8 +12,8 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import jax
 
-from ..mean import Metrics
-from .metrics import LEVELS, Record, finite, to_floats
+from ..mean import LEVELS, Metrics
+from .metrics import Record, finite, to_floats
 
 
 @runtime_checkable
