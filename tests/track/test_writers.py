@@ -6,8 +6,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from purepost.mean import Mean, scalar_mean
-from purepost.track import LEVELS, Jsonl, TensorBoard, Tracker, quantiles, read_jsonl
+from purepost.mean import LEVELS, Mean, quantiles, scalar_mean
+from purepost.track import Jsonl, TensorBoard, Tracker, read_jsonl
 
 
 def steps(path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Metrics as plain numbers, and distributions as quantiles."""
+"""Metrics as plain numbers."""
 
 import math
 from collections.abc import Mapping
