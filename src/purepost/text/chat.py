@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -26,7 +27,7 @@ Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
 
-# Put around what a template marks; a message that holds a NUL is refused.
+# Put around what a template marks; a message that holds one is refused.
 _BEGIN, _END = "\x00generation\x00", "\x00end\x00"
 
 
@@ -97,7 +98,7 @@ def encode_dialogue(
     Raises: ValueError for a dialogue without assistant turns, a template that rewrites earlier
     turns, and a mask that is all zero or all one.
     """
-    if not any(message["role"] == "assistant" for message in messages):
+    if not any(message.get("role") == "assistant" for message in messages):
         raise ValueError(
             "expected at least one message of role 'assistant', got none; there is nothing to "
             "learn, so leave this dialogue out"
@@ -129,7 +130,7 @@ def _spans(
         return _cut_markers(whole)
     spans: list[Span] = []
     for i, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message.get("role") != "assistant":
             continue
         prompt = _render(template, messages[:i], True, variables)
         turn = _render(template, messages[: i + 1], False, variables)
@@ -214,23 +215,41 @@ def _render(
         raise ValueError(
             "expected a chat template, got None; give the tokenizer one, or train on plain text"
         )
-    if "\\u0000" in json.dumps(list(messages), default=str):
-        raise ValueError("expected messages without NUL characters, got one; remove it")
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    if _holds_marker(messages):
+        raise ValueError("expected messages without generation markers, got one; remove it")
     try:
-        return environment.from_string(template).render(
+        return _compile(template).render(
             messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         roles = [str(message.get("role")) for message in messages]
         raise ValueError(
             f"expected messages that the chat template accepts, got roles {roles}: {error}; "
             "change the messages or the template"
         ) from error
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str) -> Template:
+    """The program of a template, in a sandbox that lets it change nothing."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    return environment.from_string(template)
+
+
+def _holds_marker(value: Any) -> bool:
+    """Whether a text anywhere in a message would pass for a marker of ours."""
+    match value:
+        case str():
+            return _BEGIN in value or _END in value
+        case Mapping():
+            return any(map(_holds_marker, value.values()))
+        case Sequence():
+            return any(map(_holds_marker, value))
+    return False
 
 
 def _to_json(

@@ -159,7 +159,7 @@ def test_what_is_not_supported_is_an_error(base: Decoder, tmp_path: Path) -> Non
         ("peft_type = 'LORA' in adapter_config.json, got 'IA3'", {"peft_type": "IA3"}),
         ("use_dora = False", {"use_dora": True}),
         ("layer_replication = None", {"layer_replication": [[0, 2]]}),
-        ("init_lora_weights = True, .* got 'pissa'", {"init_lora_weights": "pissa"}),
+        ("init_lora_weights = True in .*, got 'pissa'", {"init_lora_weights": "pissa"}),
         ("one rank and alpha in all layers", {"alpha_pattern": {"layers.0.self_attn.q_proj": 1}}),
     ]
     for i, (message, config) in enumerate(cases):
