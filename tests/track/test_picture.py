@@ -22,6 +22,8 @@ def jsonl(tmp_path):
             "rewards/exact/mean": step / 50,
             "rewards/format/mean": 0.5,
             "rewards/exact/failures": 0.0,
+            "frac_unscored": 0.0,
+            "completions/min_length": 3.0,
             "step_time": 60.0 if step == 1 else 1.0,  # the first step compiles
             "own/metric": float(step),
             "other": [1.0, 2.0],

@@ -28,16 +28,22 @@ class Panel:
     curves: tuple[tuple[str, str], ...]
 
 
-# In the order of the picture. A panel appears where any of its metrics does.
+# In the order of the picture. A panel appears where any of its metrics does; one in QUIET only where
+# it is ever other than 0.
 PANELS = (
     Panel("Reward", "reward", (("reward", ""),)),
     Panel("Rewards, distribution", "reward", ((f"reward{QUANTILES}", ""),)),
     Panel("Loss", "loss", (("loss", ""),)),
-    Panel("Completion length", "tokens", (("completions/mean_length", ""),)),
+    Panel(
+        "Completion length, mean",
+        "tokens",
+        (("completions/mean_length", "all"), ("completions/mean_terminated_length", "not cut off")),
+    ),
     Panel("Lengths, distribution", "tokens", ((f"completions/length{QUANTILES}", ""),)),
     Panel("Completions cut off", "share of completions", (("completions/clipped_ratio", ""),)),
     Panel("Reward spread in a group", "standard deviation", (("reward_std", ""),)),
     Panel("Groups that teach nothing", "share of groups", (("frac_reward_zero_std", ""),)),
+    Panel("Completions unscored", "share of completions", (("frac_unscored", ""),)),
     Panel("KL divergence", "nats per token", (("kl", ""),)),
     Panel("Entropy", "nats per token", (("entropy", ""),)),
     Panel("Token accuracy", "share of tokens", (("mean_token_accuracy", ""),)),
@@ -63,9 +69,10 @@ PANELS = (
     Panel("Speed", "tokens per second", (("tokens_per_second", ""),)),
     Panel("Step time", "seconds", (("step_time", ""),)),
 )
-# Not drawn in a panel of their own: bookkeeping.
-LEFT_OUT = {"step", "time", "num_tokens"}
+# Not drawn in a panel of their own: bookkeeping, and what the distribution of lengths shows.
+LEFT_OUT = {"step", "time", "num_tokens", "completions/min_length", "completions/max_length"}
 TIMES = {"step_time", "tokens_per_second"}
+QUIET = {"Completions unscored", "Clipped tokens"}
 
 
 def picture(jsonl: str | Path, png: str | Path, *, title: str = "") -> None:
@@ -126,7 +133,8 @@ def _panels(curves: Curves) -> list[Panel]:
     panels = []
     for panel in PANELS:
         present = tuple((name, label) for name, label in panel.curves if name in curves)
-        if present:
+        told = any(np.any(curves[name][1]) for name, _ in present)
+        if present and (told or panel.title not in QUIET):
             panels.append(Panel(panel.title, panel.unit, present))
     parts = [n for n in curves if n.startswith("rewards/") and n.endswith("/mean")]
     if len(parts) > 1:
