@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from purepost.mean import Mean, scalar_mean
-from purepost.mean import LEVELS, quantiles
+from purepost.mean import LEVELS, Mean, quantiles, scalar_mean
 from purepost.track import to_floats
 
 

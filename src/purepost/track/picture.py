@@ -28,7 +28,7 @@ class Panel:
     curves: tuple[tuple[str, str], ...]
 
 
-# In the order of the picture. A panel appears where any of its metrics does; one in QUIET only where
+# In the order of the picture. A panel appears where any of its metrics does; one in QUIET only if
 # it is ever other than 0.
 PANELS = (
     Panel("Reward", "reward", (("reward", ""),)),
@@ -159,7 +159,8 @@ def _draw(axis: Any, panel: Panel, curves: Curves) -> None:
         if len(values) >= 30:
             axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
         marker = "o" if len(values) < 30 else ""
-        axis.plot(steps, smooth, color=color, label=label or None, marker=marker, markersize=3)
+        shown = label if len(panel.curves) > 1 else None
+        axis.plot(steps, smooth, color=color, label=shown, marker=marker, markersize=3)
     axis.set_title(panel.title)
     axis.set_xlabel("step")
     axis.set_ylabel(panel.unit)
