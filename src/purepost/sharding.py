@@ -142,10 +142,14 @@ def _fit(shape: tuple[int, ...], spec: P, mesh: Mesh) -> P | str:
         if shape[axis] % parts:
             names = "·".join(_axes(entry))
             return f"axis {axis} of size {shape[axis]} does not divide by {names} = {parts}"
-    entries = [*[None] * whole, *spec]
-    while entries and entries[-1] is None:  # as jit returns it: the next step compiles nothing
-        entries.pop()
-    return P(*entries)
+    # Written as jit writes it, so that the next step compiles nothing: no axes of one device, no
+    # whole axes at the end.
+    used = [tuple(name for name in _axes(entry) if mesh.shape[name] > 1) for entry in spec]
+    while used and not used[-1]:
+        used.pop()
+    if not used:
+        return P()
+    return P(*[None] * whole, *((names[0] if len(names) == 1 else names or None) for names in used))
 
 
 def _is_placed(x: Any) -> bool:
