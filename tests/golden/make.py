@@ -240,6 +240,9 @@ def adapter_directory(path: Path, base: Path) -> dict[str, Any]:
     model.peft_config["default"].base_model_name_or_path = base.name
     model.save_pretrained(path)
     (path / "README.md").unlink()
+    written = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+    written["target_modules"].sort()  # PEFT keeps a set
+    _write_json(path / "adapter_config.json", written)
     return {"ids": ids, "positions": np.arange(40, dtype=np.int32), "logits": logits.numpy()}
 
 
