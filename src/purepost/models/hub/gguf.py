@@ -69,13 +69,13 @@ def read_gguf(path: Path) -> Gguf:
     if not path.is_file():
         raise FileNotFoundError(f"expected a GGUF file at {path}, found none; check the path")
     try:
-        from gguf import GGUFReader
+        from .gguf_reader import Reader
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "expected the package gguf, got none; install purepost[gguf]", name="gguf"
         ) from error
     try:
-        reader = GGUFReader(str(path))
+        reader = Reader(str(path))
     except ValueError as error:
         raise ValueError(f"expected a GGUF file at {path}, got {error}; fetch it again") from error
     fields = {name: field.contents() for name, field in reader.fields.items()}
