@@ -254,13 +254,19 @@ def _replicate_rest(tree: T, mesh: Mesh) -> T:
 
 
 def sharded(
-    algorithm: Algorithm[Models, Data, Batch], mesh: Mesh, rules: Rules
+    algorithm: Algorithm[Models, Data, Batch],
+    mesh: Mesh,
+    rules: Rules,
+    *,
+    rollout_rules: Rules | None = None,
 ) -> Algorithm[Models, Data, Batch]:
     """The same algorithm on a mesh.
 
     Its init places the models by the rules, so that the optimizer's moments lie as their
     parameters do; its rollout divides the rows of the data and of the batch; in rollout and loss
-    the models learn of the mesh. Error: a mesh that `make_mesh` did not make.
+    the models learn of the mesh. `rollout_rules` places the models anew for each rollout:
+    `DATA_PARALLEL`, where a device holds them whole, gathers them once instead of once per
+    sampled token. Error: a mesh that `make_mesh` did not make.
     """
     if mesh.axis_names != AXES:
         raise ValueError(
@@ -273,6 +279,9 @@ def sharded(
         return _replicate_rest(algorithm.init(key, place(models, mesh, rules)), mesh)
 
     def rollout(key: KeyArray, state: TrainState[Models], data: Data) -> tuple[Batch, Metrics]:
+        if rollout_rules is not None:
+            params, frozen = place((state.params, state.frozen), mesh, rollout_rules)
+            state = TrainState(params, frozen, state.opt_state, state.extra, state.step)
         with known():
             batch, metrics = algorithm.rollout(key, state, place_batch(data, mesh))
         return place_batch(batch, mesh), metrics

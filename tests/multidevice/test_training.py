@@ -157,14 +157,15 @@ def test_grpo_with_adapters_on_a_mesh(model: Decoder, programs: Callable[[], int
     check_pieces(state)
 
     alone, _ = algorithm.rollout(jr.key(3), expected, TASKS[0])
-    shared, _ = on_mesh.rollout(jr.key(3), state, TASKS[0])
-    assert np.array_equal(shared.rows.tokens, alone.rows.tokens)
+    whole = sharded(algorithm, mesh, TENSOR_PARALLEL, rollout_rules=DATA_PARALLEL)
     over_rows = place_batch(alone.rows.tokens, mesh).sharding
-    assert shared.rows.tokens.sharding == over_rows
+    for some in (on_mesh, whole):
+        shared, _ = some.rollout(jr.key(3), state, TASKS[0])
+        assert np.array_equal(shared.rows.tokens, alone.rows.tokens)
+        assert shared.rows.tokens.sharding == over_rows
 
 
 def test_a_device_computes_its_part_of_the_batch(model: Decoder) -> None:
-    mesh = make_mesh(data=8)
     single = sft(OPTIMIZER)
 
     def compiled(algorithm: Algorithm, batch: Rows) -> jax.stages.Compiled:
@@ -178,9 +179,10 @@ def test_a_device_computes_its_part_of_the_batch(model: Decoder) -> None:
         return jax.jit(gradient).lower(state.params, batch).compile()
 
     alone = compiled(single, ROWS[0])
+    mesh = make_mesh(data=8)
     shared = compiled(sharded(single, mesh, DATA_PARALLEL), place_batch(ROWS[0], mesh))
     assert flops(shared) < flops(alone) / 8 * 1.1
-    # A device gathers tokens and masks at most, no hidden states of rows that are not its own.
+    # A device gathers tokens and masks at most, never the hidden states of all rows.
     text = shared.as_text()
     assert text is not None
     assert gathered(text) < B // 3 * T * model.config.hidden_size
