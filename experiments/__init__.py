@@ -1,0 +1,1 @@
+"""Runs of purepost, one file each: a frozen Config and main(config)."""

@@ -1,0 +1,1 @@
+"""How fast purepost is, and beside its peers."""
