@@ -251,6 +251,37 @@ def apply_gradient(
     return new_params, OptState(new_master, jax.tree.map(choose, inner, opt_state.inner))
 
 
+def optimizer_step(
+    optimizer: optax.GradientTransformation,
+    loss: LossFn[Models, Batch],
+    key: KeyArray,
+    params: Models,
+    frozen: Models,
+    opt_state: OptState,
+    batch: Batch,
+    microbatches: int = 1,
+) -> tuple[Models, OptState, Metrics]:
+    """One optimizer step on a batch, and its metrics.
+
+    If the loss or the gradient is not finite, or nothing in the batch has weight, parameters and
+    optimizer state stay as they were, to the bit, and `skipped` counts it.
+    """
+    terms, metrics, grads = accumulate_gradient(loss, key, params, frozen, batch, microbatches)
+    weights = {name: m.weight for name, m in terms.items()}
+    value, norm = _value(terms, weights), optax.tree.norm(grads)
+    weighted = jnp.any(jnp.stack([w > 0 for w in weights.values()]))
+    ok = jnp.isfinite(value) & jnp.isfinite(norm) & weighted
+    params, opt_state = apply_gradient(optimizer, ok, grads, params, opt_state)
+    done = ok.astype(jnp.float32)
+    own = {
+        "loss": Mean(jnp.where(ok, value, 0.0), done),
+        "grad_norm": Mean(jnp.where(ok, norm, 0.0), done),
+        "skipped": scalar_mean(1.0 - done),
+    }
+    named = {f"loss/{name}": m for name, m in terms.items()} if len(terms) > 1 else {}
+    return params, opt_state, metrics | named | own
+
+
 def make_update(
     optimizer: optax.GradientTransformation,
     *,
@@ -259,13 +290,11 @@ def make_update(
     microbatches: int = 1,
     after: Callable[[KeyArray, TrainState[Models], Metrics], TrainState[Models]] | None = None,
 ) -> UpdateFn[Models, Any]:
-    """An update of `epochs × minibatches` optimizer steps, each over `microbatches` passes of the
-    model.
+    """An update of `epochs × minibatches` optimizer steps, each in `microbatches` model passes.
 
-    Rows are split strided: minibatch m takes the rows m, m + minibatches, …. A minibatch that
-    does not divide into micro-batches is filled up with rows of weight 0. A step whose loss or
-    gradient is not finite, or in which nothing has weight, leaves parameters and optimizer state
-    as they were, and is counted in `skipped`. `after` runs once, at the end.
+    Rows are split strided: minibatch m takes the rows m, m + minibatches, …. A minibatch that does
+    not divide into micro-batches is filled up with rows of weight 0. `after` runs once, at the end.
+    Error: a batch that minibatches do not divide.
     """
     for name, n in dict(epochs=epochs, minibatches=minibatches, microbatches=microbatches).items():
         if n < 1:
@@ -280,41 +309,28 @@ def make_update(
                 f"batch of {rows} rows is not divisible by minibatches {minibatches}; "
                 "change one, or pad the batch with tree.pad_rows"
             )
-        frozen = state.frozen
         k_loss, k_after = jr.split(key)
-        keys = jr.split(k_loss, (epochs, minibatches))
 
-        def optimizer_step(carry: Any, x: Any) -> tuple[Any, Metrics]:
-            params, opt_state = carry
+        def step(carry: Any, x: Any) -> tuple[Any, Metrics]:
             k, part = x
-            terms, metrics, grads = accumulate_gradient(loss, k, params, frozen, part, microbatches)
-            weights = {name: m.weight for name, m in terms.items()}
-            value, norm = _value(terms, weights), optax.global_norm(grads)
-            weighted = jnp.any(jnp.stack([w > 0 for w in weights.values()]))
-            ok = jnp.isfinite(value) & jnp.isfinite(norm) & weighted
-            params, opt_state = apply_gradient(optimizer, ok, grads, params, opt_state)
-            own = {
-                "loss": Mean(jnp.where(ok, value, 0.0), ok.astype(jnp.float32)),
-                "grad_norm": Mean(jnp.where(ok, norm, 0.0), ok.astype(jnp.float32)),
-                "skipped": scalar_mean(1.0 - ok.astype(jnp.float32)),
-            }
-            named = {f"loss/{name}": m for name, m in terms.items()} if len(terms) > 1 else {}
-            return (params, opt_state), metrics | named | own
+            *moved, metrics = optimizer_step(
+                optimizer, loss, k, carry[0], state.frozen, carry[1], part, microbatches
+            )
+            return tuple(moved), metrics
 
         carry = (state.params, state.opt_state)
+        keys = jr.split(k_loss, (epochs, minibatches))
         if epochs * minibatches == 1:
-            carry, metrics = optimizer_step(carry, (keys[0, 0], batch))
+            carry, metrics = step(carry, (keys[0, 0], batch))
         else:
             parts = tree.split_rows(batch, minibatches)
-
-            def epoch(carry: Any, ks: Any) -> tuple[Any, Metrics]:
-                return jax.lax.scan(optimizer_step, carry, (ks, parts))
-
-            carry, stacked = jax.lax.scan(epoch, carry, keys)
+            carry, stacked = jax.lax.scan(
+                lambda carry, ks: jax.lax.scan(step, carry, (ks, parts)), carry, keys
+            )
             metrics = jax.tree.map(lambda x: x.sum((0, 1)), stacked)
         params, opt_state = carry
-        state = TrainState(params, frozen, opt_state, state.extra, state.step + 1)
-        return (state if after is None else after(k_after, state, metrics)), metrics
+        new = TrainState(params, state.frozen, opt_state, state.extra, state.step + 1)
+        return (new if after is None else after(k_after, new, metrics)), metrics
 
     return update
 

@@ -62,12 +62,16 @@ def _donating(function: Callable[..., tuple[TrainState, Metrics]]) -> Callable[.
             extra_args, key, TrainState(params, frozen, opt_state, extra, step), x
         )
         moved = _keep_placement((state.params, state.opt_state), placement)
-        return TrainState(moved[0], state.frozen, moved[1], state.extra, state.step), metrics
+        # Whatever a program returns is a new buffer: frozen weights that did not change stay out.
+        frozen = jax.tree.map(lambda new, old: None if new is old else new, state.frozen, frozen)
+        return TrainState(moved[0], frozen, moved[1], state.extra, state.step), metrics
 
     def call(extra_args: Any, key: KeyArray, state: TrainState, x: Any) -> Any:
         donated = (state.params, state.opt_state)
         fixed = (extra_args, key, state.frozen, state.extra, state.step, x, _placement(donated))
-        return jitted(fixed, donated)
+        new, metrics = jitted(fixed, donated)
+        frozen = eqx.combine(new.frozen, state.frozen)
+        return TrainState(new.params, frozen, new.opt_state, new.extra, new.step), metrics
 
     return call
 

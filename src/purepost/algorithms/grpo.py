@@ -44,6 +44,44 @@ class PolicyBatch(eqx.Module):
     temperature: Float[Array, " b"]
 
 
+@eqx.filter_jit
+def annotate(
+    models: Models,
+    episodes: Episodes,
+    advantage: Advantage,
+    *,
+    per_row: int | None = None,
+    score_old: bool = False,
+    score_reference: bool = False,
+) -> tuple[PolicyBatch, Metrics]:
+    """Episodes in rows, with their advantages and the log-probabilities that the loss needs."""
+    rows, places = to_rows(episodes, per_row=per_row)
+    groups = episodes.prompts.tokens.shape[0]
+    weights = places.per_episode(jnp.isfinite(episodes.rewards).astype(jnp.float32))
+    spans = Spans(rows.mask, rows.episode, weights)
+    advantages = advantage(episodes.rewards, episodes.group, groups)
+    temperature = places.per_episode(episodes.temperature)[:, 0]
+
+    def logps(model: Decoder) -> Float[Array, "b t"]:
+        return score(model, rows, temperature=temperature).logps
+
+    spread = group_statistics(episodes.rewards, episodes.group, groups)
+    differ = jax.ops.segment_max(spread.informative.astype(jnp.float32), episodes.group, groups)
+    batch = PolicyBatch(
+        rows=rows,
+        weights=weights,
+        advantages=spans.spread(places.per_episode(advantages)),
+        sampler_logps=places.per_token(episodes.logps),
+        old_logps=logps(models.policy) if score_old else None,
+        ref_logps=logps(models.reference) if score_reference and models.reference else None,
+        temperature=temperature,
+    )
+    return batch, episode_metrics(episodes) | {
+        "reward_std": masked_mean(spread.deviation, spread.count >= 2),
+        "frac_reward_zero_std": mean_of(1.0 - differ),
+    }
+
+
 def grpo(
     optimizer: optax.GradientTransformation,
     collect: Collect,
@@ -60,55 +98,34 @@ def grpo(
     minibatches: int = 1,
     microbatches: int = 1,
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
-    """GRPO over the episodes that `collect` brings, a row for each prompt with its group behind it.
+    """GRPO over the episodes of `collect`: a row for each prompt, its group behind it.
 
-    `beta` weighs the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row`
-    splits a group over rows of so many episodes, each with the prompt in front. Error: `beta`
-    without a reference.
+    `beta` weighs the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits
+    a group over rows of so many episodes, each with the prompt in front. Error: `beta` without a
+    reference.
     """
+    update = make_update(
+        optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches
+    )
     on_policy = epochs * minibatches == 1
-    holds = eqx.is_array(beta) or beta != 0
+    held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks
     ) -> tuple[PolicyBatch, Metrics]:
-        if holds and state.frozen.reference is None:
-            raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
         models = state.models
+        if held and models.reference is None:
+            raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
         episodes, metrics = collect(key, models.policy, data)
-        batch, more = annotate(models, episodes)
+        batch, more = annotate(
+            models,
+            episodes,
+            advantage,
+            per_row=per_row,
+            score_old=not on_policy,
+            score_reference=held,
+        )
         return batch, metrics | more
-
-    @eqx.filter_jit
-    def annotate(models: Models, episodes: Episodes) -> tuple[PolicyBatch, Metrics]:
-        rows, places = to_rows(episodes, per_row=per_row)
-        groups = episodes.prompts.tokens.shape[0]
-        advantages = advantage(episodes.rewards, episodes.group, groups)
-        scored = jnp.isfinite(episodes.rewards).astype(jnp.float32)
-        weights = places.per_episode(scored)
-        spans = Spans(rows.mask, rows.episode, weights)
-        temperature = places.per_episode(episodes.temperature)[:, 0]
-
-        def logps(model: Decoder) -> Float[Array, "b t"]:
-            return score(model, rows, temperature=temperature).logps
-
-        spread = group_statistics(episodes.rewards, episodes.group, groups)
-        informative = jax.ops.segment_max(
-            spread.informative.astype(jnp.float32), episodes.group, groups
-        )
-        batch = PolicyBatch(
-            rows=rows,
-            weights=weights,
-            advantages=spans.spread(places.per_episode(advantages)),
-            sampler_logps=places.per_token(episodes.logps),
-            old_logps=None if on_policy else logps(models.policy),
-            ref_logps=logps(models.reference) if holds and models.reference else None,
-            temperature=temperature,
-        )
-        return batch, episode_metrics(episodes) | {
-            "reward_std": masked_mean(spread.deviation, spread.count >= 2),
-            "frac_reward_zero_std": mean_of(1.0 - informative),
-        }
 
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
         scores = score(models.policy, batch.rows, temperature=batch.temperature)
@@ -118,21 +135,14 @@ def grpo(
         losses, metrics = objective(logps, old, batch.advantages, spans)
         terms = {"policy": aggregate(losses, spans)}
         if batch.ref_logps is not None:
-            divergence = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
-            metrics["kl"] = divergence
-            terms["kl"] = Mean(beta * divergence.total, divergence.weight)
-        if eqx.is_array(entropy) or entropy != 0:
+            metrics["kl"] = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
+            terms["kl"] = Mean(beta * metrics["kl"].total, metrics["kl"].weight)
+        if curious:
             bonus = aggregate(scores.entropies, spans)
             terms["entropy"] = Mean(-entropy * bonus.total, bonus.weight)
+        gap = jnp.abs(logps - batch.sampler_logps)
+        metrics["sampling/sampling_logp_difference/mean"] = masked_mean(gap, mask)
         metrics["entropy"] = masked_mean(scores.entropies, mask)
-        metrics["sampling/sampling_logp_difference/mean"] = masked_mean(
-            jnp.abs(logps - batch.sampler_logps), mask
-        )
         return terms, metrics
 
-    return Algorithm(
-        make_init(optimizer, trainable=trainable),
-        rollout,
-        loss,
-        make_update(optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches),
-    )
+    return Algorithm(make_init(optimizer, trainable=trainable), rollout, loss, update)

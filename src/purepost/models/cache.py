@@ -48,7 +48,7 @@ def prefill(
 
 
 def unstack(model: Decoder) -> list[Block]:
-    """The layers one by one: decoding reads them in place, where a scan would copy each, each time."""
+    """The layers one by one: decoding reads them in place, where a scan would copy each."""
 
     def layer(i: int) -> Block:
         return jax.tree.map(lambda x: x[i], model.layers)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..models.cache import Cache, decode, prefill, unstack
 from ..models.decoder import Decoder
@@ -89,8 +89,33 @@ class _Decoding(eqx.Module):
     step: Int[Array, ""]
     completions: Completions
     ended: Bool[Array, "p g"]
-    matched: Int[Array, "p g w"]  # bytes of each stop string
+    matched: Int[Array, "n w"]  # bytes of each stop string
     cache: Cache
+
+
+def _emit(
+    state: _Decoding,
+    logits: Float[Array, "n v"],
+    keys: Key[Array, " n"],
+    sampling: Sampling,
+    stop: StopStrings | None,
+) -> _Decoding:
+    """Draw this step's token for every row that has not ended."""
+    at, ended, c = state.step, state.ended, state.completions
+    token, logp = draw(jax.vmap(lambda k: jr.fold_in(k, at))(keys), logits, sampling)
+    hit = (token[:, None] == jnp.asarray(sampling.stop_ids, jnp.int32)).any(-1)
+    matched = state.matched
+    if stop is not None:
+        matched, complete = stop.advance(matched, token)
+        hit |= complete
+    token, logp, hit = (x.reshape(ended.shape) for x in (token, logp, hit))
+    completions = Completions(
+        c.tokens.at[:, :, at].set(jnp.where(ended, 0, token)),
+        c.logps.at[:, :, at].set(jnp.where(ended, 0.0, logp)),
+        c.lengths + (~ended).astype(jnp.int32),
+        jnp.where(~ended & hit, STOP, c.finish),
+    )
+    return _Decoding(at + 1, completions, ended | hit, matched, state.cache)
 
 
 @eqx.filter_jit
@@ -105,63 +130,41 @@ def generate(
 ) -> Completions:
     """`group` completions of every prompt.
 
-    A row's random numbers are those of `fold_in(fold_in(key, prompt id · group + branch),
-    position)`: they do not depend on the other rows. Adapters are merged for the length of the
-    call. Error: a prompt window that with `max_tokens` exceeds the model's positions.
+    A row's random numbers are those of `fold_in(fold_in(key, prompt id · group + branch), step)`:
+    they do not depend on the other rows. Adapters are merged for the length of the call. Error: a
+    prompt window that with `max_tokens` exceeds the model's positions.
     """
-    p, width = prompts.tokens.shape
-    slots = sampling.max_tokens
+    (p, width), slots = prompts.tokens.shape, sampling.max_tokens
     if width + slots > model.config.max_positions:
         raise ValueError(
             f"expected prompt window + max_tokens ≤ {model.config.max_positions} positions, "
             f"got {width} + {slots}; shorten one of them"
         )
     model = merge(model)
-    blocks = unstack(model)
-    rollout_ids = prompts.ids[:, None] * group + jnp.arange(group, dtype=jnp.int32)
-    keys = jax.vmap(lambda i: jr.fold_in(key, i))(rollout_ids.reshape(-1))
-    stop_ids = jnp.asarray(sampling.stop_ids, jnp.int32)
-
-    def emit(state: _Decoding, hidden: Float[Array, "p g d"]) -> _Decoding:
-        """Draw the token of this step for every row that has not ended."""
-        position_keys = jax.vmap(lambda k: jr.fold_in(k, state.step))(keys)
-        logits = model.unembed(hidden).reshape(p * group, -1)
-        token, logp = draw(position_keys, logits, sampling)
-        hit = (token[:, None] == stop_ids).any(-1)
-        matched = state.matched
-        if stop is not None:
-            flat, complete = stop.advance(matched.reshape(p * group, -1), token)
-            matched, hit = flat.reshape(matched.shape), hit | complete
-        token, logp, hit = (x.reshape(p, group) for x in (token, logp, hit))
-        live, c, at = ~state.ended, state.completions, state.step
-        completions = Completions(
-            c.tokens.at[:, :, at].set(jnp.where(live, token, 0)),
-            c.logps.at[:, :, at].set(jnp.where(live, logp, 0.0)),
-            c.lengths + live.astype(jnp.int32),
-            jnp.where(live & hit, STOP, c.finish),
-        )
-        return _Decoding(at + 1, completions, state.ended | hit, matched, state.cache)
+    blocks, unembed = unstack(model), model.unembed
+    ids = prompts.ids[:, None] * group + jnp.arange(group, dtype=jnp.int32)
+    keys = jax.vmap(lambda i: jr.fold_in(key, i))(ids.reshape(-1))
 
     def advance(state: _Decoding) -> _Decoding:
         at = state.step - 1
         hidden, cache = decode(model, blocks, state.cache, state.completions.tokens[:, :, at], at)
-        return emit(eqx.tree_at(lambda s: s.cache, state, cache), hidden)
+        state = eqx.tree_at(lambda s: s.cache, state, cache)
+        return _emit(state, unembed(hidden.reshape(p * group, -1)), keys, sampling, stop)
 
-    hidden, cache = prefill(model, prompts.tokens, prompts.lengths, group, slots - 1)
+    last, cache = prefill(model, prompts.tokens, prompts.lengths, group, max(slots - 1, 1))
     rows = (p, group)
-    words = 0 if stop is None else stop.lengths.shape[0]
     state = _Decoding(
-        jnp.zeros((), jnp.int32),
-        Completions(
+        step=jnp.zeros((), jnp.int32),
+        completions=Completions(
             jnp.zeros((*rows, slots), jnp.int32),
             jnp.zeros((*rows, slots), jnp.float32),
             jnp.zeros(rows, jnp.int32),
             jnp.full(rows, LENGTH, jnp.int32),
         ),
-        jnp.zeros(rows, bool),
-        jnp.zeros((*rows, words), jnp.int32),
-        cache,
+        ended=jnp.zeros(rows, bool),
+        matched=jnp.zeros((p * group, 0), jnp.int32) if stop is None else stop.start(p * group),
+        cache=cache,
     )
-    state = emit(state, jnp.broadcast_to(hidden[:, None], (*rows, hidden.shape[-1])))
-    state = jax.lax.while_loop(lambda s: (s.step < slots) & ~s.ended.all(), advance, state)
-    return state.completions
+    state = _emit(state, jnp.repeat(unembed(last), group, 0), keys, sampling, stop)
+    going = lambda s: (s.step < slots) & ~s.ended.all()  # noqa: E731
+    return jax.lax.while_loop(going, advance, state).completions
