@@ -13,6 +13,7 @@ itself. One rule covers padding, packed documents, a prompt shared by the comple
 and trees.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +21,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 KeyArray = Key[Array, ""]
@@ -186,6 +189,22 @@ def check_rows(rows: Rows) -> None:
         if broken.any():
             row, *place = (int(x[0]) for x in np.nonzero(broken))
             raise ValueError(f"rows break “{law}” in row {row}, token {place}")
+
+
+def divide_rows(x: Float[Array, "b *s"]) -> Float[Array, "b *s"]:
+    """x with its rows over the devices, each row whole: as a batch lies.
+
+    Said once, of the hidden states that a lookup makes: the compiler would else divide their
+    features as it finds the weights' divided, and gather the rows. Meshes end in the axis of
+    features; all before it are of rows. Without a mesh, or where rows do not divide: x as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = mesh.axis_names[:-1]
+    if not axes or not isinstance(x, Tracer):
+        return x
+    if x.shape[0] % math.prod(mesh.shape[axis] for axis in axes):
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
 
 
 def num_rows(batch: PyTree) -> int:

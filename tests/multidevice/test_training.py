@@ -179,13 +179,14 @@ def test_a_device_computes_its_part_of_the_batch(model: Decoder) -> None:
         return jax.jit(gradient).lower(state.params, batch).compile()
 
     alone = compiled(single, ROWS[0])
-    mesh = make_mesh(data=8)
-    shared = compiled(sharded(single, mesh, DATA_PARALLEL), place_batch(ROWS[0], mesh))
-    assert flops(shared) < flops(alone) / 8 * 1.1
-    # A device gathers tokens and masks at most, never the hidden states of all rows.
-    text = shared.as_text()
-    assert text is not None
-    assert gathered(text) < B // 3 * T * model.config.hidden_size
+    for mesh, rules in ((make_mesh(data=8), DATA_PARALLEL), (make_mesh(fsdp=8), FSDP)):
+        shared = compiled(sharded(single, mesh, rules), place_batch(ROWS[0], mesh))
+        assert flops(shared) < flops(alone) / 8 * 1.1
+        # A device gathers the weights, and a chunk's hidden states for its part of the
+        # vocabulary; never the hidden states of all rows.
+        text = shared.as_text()
+        assert text is not None
+        assert gathered(text) < B // 3 * T * model.config.hidden_size
 
 
 def flops(compiled: jax.stages.Compiled) -> float:

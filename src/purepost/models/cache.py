@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..types import causal_rows
+from ..types import causal_rows, divide_rows
 from .decoder import Block, Decoder, finish, project
 from .layers import rms_norm, rope_angles
 
@@ -108,7 +108,7 @@ def decode(
     and values in it.
     """
     config = model.config
-    x = model.embed[tokens]
+    x = divide_rows(model.embed[tokens])
     positions = jnp.broadcast_to(cache.lengths[:, None] + step, tokens.shape)
     angles = rope_angles(positions, model.frequencies)
     layers = []

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from ..tree import named_key
-from ..types import KeyArray, Rows
+from ..types import KeyArray, Rows, divide_rows
 from ..weights import Weight, linear
 from .layers import (
     MLP,
@@ -152,7 +152,7 @@ class Decoder(eqx.Module):
         `key` turns adapter dropout on.
         """
         config = self.config
-        x = self.embed[rows.tokens]
+        x = divide_rows(self.embed[rows.tokens])
         angles = rope_angles(rows.positions, self.frequencies)
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
 

@@ -97,9 +97,9 @@ def invert_cdf(uniform: Float[Array, " n"], weights: Float[Array, "n v"]) -> Int
     sums = blocks.sum(-1)
     target = uniform * sums.sum(-1)
     block = first_beyond(target, sums)
-    row = jnp.arange(n)
-    target -= (jnp.cumsum(sums, -1) - sums)[row, block]
-    return (block * size + first_beyond(target, blocks[row, block])).astype(jnp.int32)
+    before = jnp.take_along_axis(jnp.cumsum(sums, -1) - sums, block[:, None], 1)[:, 0]
+    inside = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+    return (block * size + first_beyond(target - before, inside)).astype(jnp.int32)
 
 
 def draw(

@@ -136,7 +136,7 @@ def score(
     )
 
     def back(x: Float[Array, "b n"]) -> Float[Array, "b t"]:
-        filled = jnp.zeros((b, t)).at[jnp.arange(b)[:, None], index].set(x, mode="drop")
+        filled = jax.vmap(lambda i, x: jnp.zeros(t).at[i].set(x, mode="drop"))(index, x)
         return jnp.where(rows.mask, filled, 0.0)
 
     return Scores(back(logp), back(entropy))
