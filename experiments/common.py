@@ -1,0 +1,25 @@
+"""What experiments share: the compile cache, and where runs are kept."""
+
+from pathlib import Path
+
+import jax
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def use_compile_cache() -> None:
+    """Keep compiled programs in the checkout's .cache/jax, so that only a first run compiles."""
+    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def fresh_directory(parent: Path, name: str, finished: str) -> Path:
+    """parent/name, or name-2, name-3, …: the first that holds no finished run.
+
+    A run is finished when it has left the file `finished`; one that was stopped is gone on with.
+    """
+    number, directory = 1, parent / name
+    while (directory / finished).exists():
+        number += 1
+        directory = parent / f"{name}-{number}"
+    return directory
