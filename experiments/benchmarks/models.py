@@ -1,6 +1,7 @@
 """The two models that are measured and the prompts cut for their tokenizers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,12 +77,11 @@ def prompts_for(tokenizer: Tokenizer, *, count: int, width: int) -> list[Prompt]
 
 
 def export(name: str, directory: Path) -> Path:
-    """Write a model for the peers in Hugging Face layout, unless it is there, and its prompts."""
+    """Write a model for the peers in Hugging Face layout, over an older one, and its prompts."""
     target = directory / name
-    if not (target / "config.json").exists():
-        loaded = load_model(name)
-        save(loaded.model, loaded.tokenizer, target)
-    tokenizer = Tokenizer.from_directory(target)
-    prompts = prompts_for(tokenizer, count=DISTINCT_PROMPTS, width=PROMPT_WIDTH)
+    shutil.rmtree(target, ignore_errors=True)
+    loaded = load_model(name)
+    save(loaded.model, loaded.tokenizer, target)
+    prompts = prompts_for(loaded.tokenizer, count=DISTINCT_PROMPTS, width=PROMPT_WIDTH)
     (target / "prompts.json").write_text(json.dumps([p._asdict() for p in prompts]))
     return target
