@@ -192,14 +192,14 @@ def test_single_turn_scores_and_lists_every_completion(model: Decoder) -> None:
 
     sampling = Sampling(4, jnp.asarray(0.0), stop_ids=(2, 9, 11))
     columns = {"base": jnp.asarray([10.0, 20.0])}
-    e, metrics = single_turn(reward, sampling, group=2)(jr.key(0), model, Tasks(prompts, columns))
-    c = generate(jr.key(0), model, prompts, sampling, group=2)
+    e, metrics = single_turn(reward, sampling, group=3)(jr.key(0), model, Tasks(prompts, columns))
+    c = generate(jr.key(0), model, prompts, sampling, group=3)
     assert seen == [columns] and float(metrics["seen"].value) == 1
-    assert e.group.tolist() == [0, 0, 1, 1]
-    assert e.rewards.tolist() == (np.array([10, 10, 20, 20]) + c.lengths.reshape(4)).tolist()
+    assert e.group.tolist() == [0, 0, 0, 1, 1, 1]
+    assert e.rewards.tolist() == (np.repeat([10, 20], 3) + c.lengths.reshape(6)).tolist()
     for name in ("tokens", "lengths", "mask", "logps", "finish"):
         got, want = vars(e)[name], c.mask if name == "mask" else vars(c)[name]
         np.testing.assert_array_equal(got, want.reshape(got.shape))
-    assert e.temperature.tolist() == [1.0] * 4  # greedy: log-probabilities at 1
+    assert e.temperature.tolist() == [1.0] * 6  # greedy: log-probabilities at 1
     with pytest.raises(ValueError, match="expected group ≥ 1, got 0"):
         single_turn(reward, sampling, group=0)

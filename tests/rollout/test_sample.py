@@ -192,8 +192,8 @@ def test_endings_with_two_stop_ids(
 
 
 def test_one_token_is_enough(model: Decoder, prompts: Prompts) -> None:
-    c = generate(jr.key(0), model, prompts, Sampling(1, jnp.asarray(1.0)), group=2)
-    assert c.tokens.shape == (4, 2, 1)
+    c = generate(jr.key(0), model, prompts, Sampling(1, jnp.asarray(1.0)), group=3)
+    assert c.tokens.shape == (4, 3, 1)
     assert (c.lengths == 1).all()
 
 
