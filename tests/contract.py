@@ -1,0 +1,220 @@
+"""What the contract is tested on: a tiny model, and for every factory a task whose optimum is
+known.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from purepost import Algorithm, algorithms
+from purepost.losses import clipped
+from purepost.mean import Metrics
+from purepost.models.containers import with_reference
+from purepost.models.decoder import Config, Decoder, init_decoder
+from purepost.rollout.collect import Tasks, single_turn
+from purepost.rollout.draw import Sampling
+from purepost.rollout.sample import Completions, pad_prompts
+from purepost.rollout.score import score
+from purepost.tree import named_leaves
+from purepost.types import Rows, causal_rows
+from purepost.weights import add_lora
+
+GOAL, END, UNSCORED, TOKENS, GROUP = 6, 1, 2, 4, 4
+
+CONFIG = Config(
+    vocab_size=12,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    tie_embeddings=False,
+)
+LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
+
+
+def tiny(*, lora: bool, seed: int = 0) -> Decoder:
+    """A decoder whose frozen head is wide enough for adapters alone to make it certain."""
+    model = init_decoder(jr.key(seed), CONFIG)
+    model = eqx.tree_at(lambda m: m.head, model, 2 * model.head)
+    return add_lora(model, **LORA, key=jr.key(seed + 1)) if lora else model
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A factory, set up for a task whose optimum is known."""
+
+    factory: str
+    build: Callable[..., Algorithm]  # (optimizer, **options)
+    models: Callable[[Decoder], Any]  # what the algorithm trains, around a decoder
+    data: Callable[[int], Callable[[int], Any]]  # seed → step → data
+    gap: Callable[[Any, Metrics, Any], float]  # (models, last metrics, data) → from the optimum
+    samples: bool = True  # whether the rollout draws anything from its key
+    lora: tuple[bool, ...] = (False, True)  # with adapters, without
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def algorithm(self, optimizer: optax.GradientTransformation, **options: Any) -> Algorithm:
+        """The factory called."""
+        return self.build(optimizer, **(self.options | options))
+
+
+def goal_share(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p g"], Metrics]:
+    """The share of a completion's slots that hold GOAL or a later token: at best 1.
+
+    A completion that begins with UNSCORED has no reward.
+    """
+    hits = (completions.tokens >= GOAL) & completions.mask
+    share = hits.sum(-1).astype(jnp.float32) / TOKENS
+    return jnp.where(completions.tokens[..., 0] == UNSCORED, jnp.nan, share), {}
+
+
+COLLECT = single_turn(goal_share, Sampling(max_tokens=TOKENS, stop_ids=(END,)), group=GROUP)
+
+
+def tasks(seed: int) -> Callable[[int], Tasks]:
+    """Four prompts of one to three random tokens every step."""
+
+    def data(step: int) -> Tasks:
+        rng = np.random.default_rng((seed, step))
+        prompts = [rng.integers(3, CONFIG.vocab_size, n).tolist() for n in (3, 1, 2, 3)]
+        return Tasks(pad_prompts(prompts, ids=range(4 * step, 4 * step + 4), width=3))
+
+    return data
+
+
+def forked(seed: int) -> Callable[[int], Rows]:
+    """Two sequences, twice each, that part after their first token: [r, a, c, e] and [r, b, e].
+
+    The best a model can do is ln 2 at that token and 0 elsewhere: 4 ln 2 over 10 trained tokens.
+    """
+    r, a, b, c, e = np.random.default_rng(seed).permutation(CONFIG.vocab_size)[:5].tolist()
+
+    def data(step: int) -> Rows:
+        tokens = np.array([[r, a, c, e, 0], [r, b, e, 0, 0]] * 2, np.int32)
+        lengths = jnp.asarray([4, 3, 4, 3], jnp.int32)
+        ids = jnp.arange(4 * step, 4 * step + 4, dtype=jnp.int32)
+        return causal_rows(jnp.asarray(tokens), lengths, ids=ids)
+
+    return data
+
+
+def reward_gap(models: Any, metrics: Metrics, data: Tasks) -> float:
+    """How far the last step's reward is from 1."""
+    return 1.0 - float(metrics["reward"].value)
+
+
+def nll_gap(models: Decoder, metrics: Metrics, data: Rows) -> float:
+    """How far the loss, in nats per token and without dropout, is from its least value."""
+    logps = score(models, data).logps
+    return float(-logps.sum() / data.mask.sum(dtype=jnp.float32)) - 0.4 * np.log(2)
+
+
+def _policy(
+    factory: str,
+    build: Callable[..., Algorithm],
+    *,
+    lora: tuple[bool, ...] = (False, True),
+    **options: Any,
+) -> Probe:
+    def on_tasks(optimizer: optax.GradientTransformation, **more: Any) -> Algorithm:
+        return build(optimizer, COLLECT, **more)
+
+    return Probe(factory, on_tasks, with_reference, tasks, reward_gap, lora=lora, options=options)
+
+
+ALL_TERMS: dict[str, Any] = {"beta": 0.02, "entropy": 0.001, "epochs": 2}
+PER_ROW: dict[str, Any] = {"objective": clipped, "epochs": 2, "per_row": 2}
+
+PROBES: dict[str, Probe] = {
+    "sft": Probe("sft", algorithms.sft, lambda model: model, forked, nll_gap, samples=False),
+    "grpo": _policy("grpo", algorithms.grpo),
+    "grpo with all terms": _policy("grpo", algorithms.grpo, lora=(True,), **ALL_TERMS),
+    "rloo": _policy("rloo", algorithms.rloo),
+    "rloo, clipped": _policy("rloo", algorithms.rloo, lora=(False,), **PER_ROW),
+    "dr_grpo": _policy("dr_grpo", algorithms.dr_grpo, max_tokens=TOKENS),
+}
+
+
+class Recorded(NamedTuple):
+    """An optimizer's state, and the last gradient it was given."""
+
+    inner: PyTree
+    gradient: PyTree
+
+
+def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, keeping the last gradient in its state."""
+
+    def init(params: PyTree) -> Recorded:
+        return Recorded(optimizer.init(params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(grads: PyTree, state: Recorded, params: PyTree = None) -> tuple[PyTree, Recorded]:
+        updates, inner = optimizer.update(grads, state.inner, params)
+        return updates, Recorded(inner, grads)
+
+    # optax types both as chex pytrees.
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def names_of(x: PyTree) -> dict[str, np.ndarray]:
+    """Every array of a tree by its name, on the host."""
+    return {name: np.asarray(a) for name, a in named_leaves(x) if eqx.is_array(a)}
+
+
+def assert_same_bits(a: PyTree, b: PyTree) -> None:
+    """Two trees hold the same names and the same bits."""
+    one, two = names_of(a), names_of(b)
+    assert one.keys() == two.keys()
+    different = [n for n in one if one[n].tobytes() != two[n].tobytes()]
+    assert not different, f"bits differ in {different}"
+
+
+def assert_close(a: PyTree, b: PyTree, *, relative: float = 1e-5) -> None:
+    """No array differs by more than `relative` of its own largest entry (of the tree's largest,
+    for what is as small as rounding).
+    """
+    one, two = names_of(a), names_of(b)
+    assert one.keys() == two.keys()
+    top = max(np.abs(x).max(initial=0.0) for x in two.values())
+    for name, x in one.items():
+        scale = max(np.abs(two[name]).max(initial=0.0), 1e-2 * top)
+        error = np.abs(x - two[name]).max(initial=0.0)
+        assert np.isfinite(x).all() and error <= relative * scale, f"{name}: {error} of {scale}"
+
+
+def all_rows(batch: PyTree) -> list[Rows]:
+    """Every Rows of a batch."""
+    found = jax.tree.leaves(batch, is_leaf=lambda x: isinstance(x, Rows))
+    return [x for x in found if isinstance(x, Rows)]
+
+
+def padding(rows: Rows) -> np.ndarray:
+    """Tokens that neither see nor are seen by another."""
+    index = np.arange(rows.tokens.shape[1])
+    alone = (np.asarray(rows.parent) == index) & (np.asarray(rows.end) == index + 1)
+    return alone & ~np.asarray(rows.mask)
+
+
+def poison(batch: PyTree) -> PyTree:
+    """The batch with other tokens in its padding, and NaN at masked tokens in every float field."""
+    (rows,) = all_rows(batch)
+    hidden = jnp.asarray(padding(rows))
+
+    def worse(x: Any) -> Any:
+        if isinstance(x, Rows):
+            other = (x.tokens + 7) % CONFIG.vocab_size
+            return eqx.tree_at(lambda r: r.tokens, x, jnp.where(hidden, other, x.tokens))
+        if eqx.is_inexact_array(x) and x.shape == rows.mask.shape:
+            return jnp.where(rows.mask, x, jnp.nan)
+        return x
+
+    return jax.tree.map(worse, batch, is_leaf=lambda x: isinstance(x, Rows))
