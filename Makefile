@@ -45,7 +45,8 @@ parity: .venv-parity/.stamp
 .venv-parity/.stamp: pyproject.toml
 	@$(call new_venv,.venv-parity)
 	@echo "installing torch and transformers into .venv-parity: a few minutes"
-	.venv-parity/bin/python $(PIP_INSTALL) --editable '.[gguf]' torch==2.13.0 transformers==5.24.0
+	.venv-parity/bin/python $(PIP_INSTALL) --editable '.[gguf]' torch==2.13.0 \
+	    transformers==5.24.0 peft==0.21.2
 	@touch $@
 
 clean:

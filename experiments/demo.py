@@ -45,7 +45,7 @@ class Config:
     """The run. Sizes in prompts, completions, tokens, steps."""
 
     model: str = "smollm2-135m"
-    steps: int = 30
+    steps: int = 16
     prompts: int = 8
     group: int = 8
     max_tokens: int = 24
@@ -217,7 +217,9 @@ def main(config: Config) -> None:
     )
     print("before training: answering the held-out problems")
     before = evaluate(base, tokenizer, held_out, config)
-    with Checkpoints(directory / "checkpoints", every=10, manifest=manifest) as checkpoints:
+    with Checkpoints(
+        directory / "checkpoints", every=10, manifest=manifest, allow=["config.steps"]
+    ) as checkpoints:
         state = checkpoints.restore(algorithm.init(k_init, with_reference(policy)))
         done = int(state.step)
         writers = (

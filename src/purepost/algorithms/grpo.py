@@ -1,14 +1,15 @@
 """Group Relative Policy Optimization.
 
-A_i = (r_i − mean(r)) / (std(r) + ε)        over the G completions of one prompt L   = −Σ_i 1/T_i
-Σ_t min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) / B + β KL(π‖π_ref)        ρ_it = π(y_it) /
-π_old(y_it)
+A_i = (r_i − mean(r)) / (std(r) + ε)        over the G completions of one prompt
+ρ_it = π(y_it) / π_old(y_it)
+L = −Σ_i 1/T_i Σ_t min(ρ_it A_i, clip(ρ_it, 1−ε, 1+ε) A_i) / B + β KL(π‖π_ref)
 
-Source: Shao et al., DeepSeekMath, 2402.03300, eq. 3. Differs from the paper: 1. β is 0 unless
-asked for, and the reference model is then not run. 2. The KL estimator is k3·ρ, whose gradient is
-that of the reverse KL; the paper's k3 gives the forward KL's. 3. With one optimizer step per
-rollout, π_old is π itself held constant: ρ = 1 exactly, and no scoring pass is spent on it. 4.
-Completions that could not be scored leave the group's statistics and the loss.
+Source: Shao et al., DeepSeekMath, 2402.03300, eq. 3. Differs from the paper:
+1. β is 0 unless asked for, and the reference model is then not run.
+2. The KL estimator is k3·ρ, whose gradient is that of the reverse KL; k3's is the forward KL's.
+3. With one optimizer step per rollout, π_old is π itself held constant: ρ = 1 exactly, and no
+   scoring pass is spent on it.
+4. Completions that could not be scored leave the group's statistics and the loss.
 """
 
 from collections.abc import Callable

@@ -71,7 +71,8 @@ def _attend(
         layer.prefix_k,
         preferred_element_type=jnp.float32,
     ).reshape(p, n, g, m, -1)
-    own = jnp.einsum("pngmk,pngtk->pngmt", q, layer.branch_k, preferred_element_type=jnp.float32)
+    # A branch has few queries: multiplying and adding up beats many tiny matrix products.
+    own = (q[..., None, :] * layer.branch_k[:, :, :, None]).astype(jnp.float32).sum(-1)
     s, t = before.shape[-1], own.shape[-1]
     real = (jnp.arange(s) < lengths[:, None])[:, None, None, None]
     past = jnp.arange(t) <= step
@@ -82,7 +83,7 @@ def _attend(
     mixed = jnp.einsum(
         "pnqs,pnsk->pnqk", weights[..., :s].reshape(p, n, g * m, s), layer.prefix_v
     ).reshape(p, n, g, m, width)
-    mixed += jnp.einsum("pngmt,pngtk->pngmk", weights[..., s:], layer.branch_v)
+    mixed += (weights[..., s:, None] * layer.branch_v[:, :, :, None]).sum(-2)
     return mixed.transpose(0, 2, 1, 3, 4)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import equinox as eqx
@@ -109,17 +110,15 @@ def _tied_logits(hidden: Float[Array, "*s d"], embed: Float[Array, "v d"]) -> Fl
     matrices more than twice as fast as one wide one.
     """
     v, d = embed.shape
-    tokens = math.prod(hidden.shape[:-1])
+    flat = hidden.reshape(-1, d)
     block = next((n for n in (768, 512, 1024) if v % n == 0), v)
-    if tokens > MANY_TOKENS or block == v:
-        return jnp.einsum("...d,vd->...v", hidden, embed, preferred_element_type=jnp.float32)
-    logits = jnp.einsum(
-        "...d,cvd->c...v",
-        hidden,
-        embed.reshape(v // block, block, d),
-        preferred_element_type=jnp.float32,
-    )
-    return rearrange(logits, "c ... v -> ... (c v)")
+    if flat.shape[0] > MANY_TOKENS or block == v:
+        logits = jnp.einsum("nd,vd->nv", flat, embed, preferred_element_type=jnp.float32)
+    else:
+        blocks = embed.reshape(v // block, block, d)
+        logits = jnp.einsum("nd,cvd->cnv", flat, blocks, preferred_element_type=jnp.float32)
+        logits = rearrange(logits, "c n v -> n (c v)")
+    return logits.reshape(*hidden.shape[:-1], v)
 
 
 class Unembed(eqx.Module):
@@ -152,10 +151,14 @@ class Decoder(eqx.Module):
         `key` turns adapter dropout on.
         """
         config = self.config
+        saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         x = divide_rows(self.embed[rows.tokens])
         angles = rope_angles(rows.positions, self.frequencies)
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
 
+        # The backward pass keeps what the matrix products gave and computes the rest again: cheaper
+        # than writing it to memory and reading it back.
+        @partial(jax.checkpoint, policy=saved, prevent_cse=False)
         def layer(x: Float[Array, "b t d"], inputs: tuple[Block, Int[Array, ""]]):
             block, index = inputs
             k_layer = None if keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(keys)

@@ -47,9 +47,13 @@ def bucket(length: int, step: int = 32) -> int:
     """The length rounded up to one of few sizes, 1, 1½, 2, 3, … × `step`, so that few programs
     are compiled.
     """
+    if step < 1:
+        raise ValueError(f"expected step ≥ 1, got {step}")
     size = step
     while size < length:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+        if size * 3 // 2 >= length:
+            return size * 3 // 2
+        size *= 2
     return size
 
 

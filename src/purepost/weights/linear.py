@@ -21,10 +21,17 @@ def linear(
     match w:
         case LowRank():
             inner = x if key is None or w.dropout == 0 else _dropout(x, w.dropout, key)
-            low = (inner @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
+            low = _matmul(_matmul(inner, w.a.astype(x.dtype)), w.b.astype(x.dtype))
             return linear(x, w.base) + jnp.asarray(w.scale, x.dtype) * low
         case _:
-            return x @ w
+            return _matmul(x, w)
+
+
+def _matmul(x: Float[Array, "*s i"], w: Float[Array, "i o"]) -> Float[Array, "*s o"]:
+    """x @ w with x as one matrix: over several axes XLA's CPU backend transposes, in the gradient,
+    both x and the cotangent element by element, which takes longer than the product itself.
+    """
+    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
 
 
 def dense(w: Weight) -> Float[Array, "... _ _"]:
