@@ -45,7 +45,7 @@ LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 def tiny(*, lora: bool, seed: int = 0) -> Decoder:
     """A decoder whose frozen head is wide enough for adapters alone to make it certain."""
     model = init_decoder(jr.key(seed), CONFIG)
-    model = eqx.tree_at(lambda m: m.head, model, 2 * model.head)
+    model = eqx.tree_at(lambda m: m.head, model, replace_fn=lambda head: 2 * head)
     return add_lora(model, **LORA, key=jr.key(seed + 1)) if lora else model
 
 
