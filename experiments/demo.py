@@ -22,8 +22,9 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from purepost import train
+from purepost import Algorithm, train
 from purepost.algorithms import grpo
+from purepost.algorithms.grpo import Models, PolicyBatch
 from purepost.checkpoint import Checkpoints, make_manifest, stop_on_sigterm
 from purepost.data import hash_of, shuffled
 from purepost.evaluate import Interval, bootstrap, mcnemar, paired_difference, pass_at_k
@@ -185,38 +186,33 @@ def report(
     }
 
 
-def main(config: Config) -> None:
-    """Measure, train, measure again."""
-    use_compile_cache()
-    directory = fresh_directory(ROOT / "runs", "demo", "summary.json")
-    print(f"{config.model} on {jax.devices()[0].device_kind}; the run is kept in {directory}")
-    base, tokenizer = load(config.model)
+def split(config: Config) -> tuple[list[Problem], list[Problem]]:
+    """(held-out problems, problems to train on)."""
     everything = problems(config.seed)
     order = shuffled(len(everything), len(everything), seed=config.seed)(0).rows
-    shuffled_problems = [everything[i] for i in order]
-    held_out, training = (
-        shuffled_problems[: config.held_out],
-        shuffled_problems[config.held_out :],
-    )
-    print(f"{len(training)} problems to train on, {len(held_out)} held out")
+    mixed = [everything[i] for i in order]
+    return mixed[: config.held_out], mixed[config.held_out :]
 
-    key = jr.key(config.seed)
-    k_lora, k_init, k_train = jr.split(key, 3)
-    policy = add_lora(base, rank=config.rank, alpha=config.alpha, key=k_lora)
+
+def algorithm_of(config: Config, tokenizer: Tokenizer) -> Algorithm[Models, Tasks, PolicyBatch]:
+    """GRPO, a step for each batch of completions."""
     sampling = Sampling(max_tokens=config.max_tokens, stop_ids=tokenizer.eos_ids)
     reward = text_reward(combine_rewards([correctness]), tokenizer)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0)
     )
-    algorithm = grpo(optimizer, single_turn(reward, sampling, group=config.group))
-    manifest = make_manifest(
-        config,
-        seed=config.seed,
-        data_hash=hash_of([asdict(p) for p in shuffled_problems]),
-        source=__file__,
-    )
-    print("before training: answering the held-out problems")
-    before = evaluate(base, tokenizer, held_out, config)
+    return grpo(optimizer, single_turn(reward, sampling, group=config.group))
+
+
+def fit(
+    base: Decoder, tokenizer: Tokenizer, training: list[Problem], config: Config, directory: Path
+) -> Decoder | None:
+    """The trained policy; None if the run was asked to stop before its end."""
+    k_lora, k_init, k_train = jr.split(jr.key(config.seed), 3)
+    policy = add_lora(base, rank=config.rank, alpha=config.alpha, key=k_lora)
+    algorithm = algorithm_of(config, tokenizer)
+    data_hash = hash_of([asdict(p) for p in training])
+    manifest = make_manifest(config, seed=config.seed, data_hash=data_hash, source=__file__)
     with Checkpoints(
         directory / "checkpoints", every=10, manifest=manifest, allow=["config.steps"]
     ) as checkpoints:
@@ -227,23 +223,30 @@ def main(config: Config) -> None:
             TensorBoard(directory / "tensorboard", step=done),
             Progress(config.steps, step=done),
         )
+        data = tasks(tokenizer, training, config)
+        run = train(algorithm, state, data, key=k_train, steps=config.steps)
         with Tracker(*writers) as tracker, stop_on_sigterm() as stop:
-            run = train(
-                algorithm,
-                state,
-                tasks(tokenizer, training, config),
-                key=k_train,
-                steps=config.steps,
-            )
             for step, newest, metrics in checkpoints.saving(run, stop):
                 tracker.write(step, metrics)
                 state = newest
-        if stop.requested:
-            print("stopped as asked; run it again to go on")
-            return
-    trained = state.models.policy
-    after = evaluate(trained, tokenizer, held_out, config)
-    summary = report(before, after, held_out, config)
+    return None if stop.requested else state.models.policy
+
+
+def main(config: Config) -> None:
+    """Measure, train, measure again."""
+    use_compile_cache()
+    directory = fresh_directory(ROOT / "runs", "demo", "summary.json")
+    print(f"{config.model} on {jax.devices()[0].device_kind}; the run is kept in {directory}")
+    base, tokenizer = load(config.model)
+    held_out, training = split(config)
+    print(f"{len(training)} problems to train on; answering the {len(held_out)} held out first")
+    before = evaluate(base, tokenizer, held_out, config)
+    trained = fit(base, tokenizer, training, config, directory)
+    if trained is None:
+        print("stopped as asked; run it again to go on")
+        return
+    print("answering the held-out problems again")
+    summary = report(before, evaluate(trained, tokenizer, held_out, config), held_out, config)
     save_adapter(trained, directory / "adapter", base="HuggingFaceTB/SmolLM2-135M-Instruct")
     picture(directory / "metrics.jsonl", directory / "picture.png", title="GRPO on chain_sum")
     Path(directory / "summary.json").write_text(json.dumps(summary, indent=2))

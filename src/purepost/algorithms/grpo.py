@@ -13,6 +13,7 @@ Source: Shao et al., DeepSeekMath, 2402.03300, eq. 3. Differs from the paper:
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -110,6 +111,7 @@ def grpo(
     )
     on_policy = epochs * minibatches == 1
     held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
+    annotated = partial(annotate, per_row=per_row, score_old=not on_policy, score_reference=held)
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks
@@ -118,14 +120,7 @@ def grpo(
         if held and models.reference is None:
             raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
         episodes, metrics = collect(key, models.policy, data)
-        batch, more = annotate(
-            models,
-            episodes,
-            advantage,
-            per_row=per_row,
-            score_old=not on_policy,
-            score_reference=held,
-        )
+        batch, more = annotated(models, episodes, advantage)
         return batch, metrics | more
 
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
