@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 KeyArray = Key[Array, ""]
-Scalar = float | Float[Array, ""]
+Scalar = float | int | Float[Array, ""]
 
 
 class Rows(eqx.Module):
@@ -210,7 +210,7 @@ def divide_rows(x: Float[Array, "b *s"]) -> Float[Array, "b *s"]:
 def num_rows(batch: PyTree) -> int:
     """The length of the leading axis that every array of a batch shares."""
     sizes = {x.shape[0] if x.ndim else 0 for x in jax.tree.leaves(batch) if eqx.is_array(x)}
-    if len(sizes) != 1:
+    if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
             f"expected a batch whose arrays share one leading axis of rows, got sizes {sizes}"
         )

@@ -37,7 +37,7 @@ def _is_weight(x: Any) -> bool:
     return isinstance(x, LowRank)
 
 
-def lora_scale(rank: int, alpha: float, *, rank_stabilized: bool = False) -> float:
+def lora_scale(rank: int, alpha: float | int, *, rank_stabilized: bool = False) -> float:
     """α/r, or α/√r when rank-stabilized."""
     return alpha / (math.sqrt(rank) if rank_stabilized else rank)
 
@@ -53,11 +53,11 @@ def add_lora(
     *,
     where: str = ALL_LINEAR,
     rank: int = 16,
-    alpha: float = 32.0,
+    alpha: float | int = 32.0,
     key: KeyArray,
     rank_stabilized: bool = False,
     ranks: Mapping[str, int] | None = None,
-    alphas: Mapping[str, float] | None = None,
+    alphas: Mapping[str, float | int] | None = None,
     dropout: float = 0.0,
 ) -> Model:
     """The model with adapters on every weight whose path the regular expression `where` finds a
