@@ -5,8 +5,8 @@
 A decoder of some 200,000 parameters learns from scratch, by GRPO, to name the largest of four
 digits, four times over; the reward is the share of its tokens that do. Sampling, reward,
 advantages, loss and update are one program (`fuse`), and so is the scan over all steps. `lax.map`
-over seeds gives each seed's single run to the bit; `vmap` gives the same up to rounding, and more
-steps per second. It prints both, and draws every seed's curve with the interval over seeds to
+over seeds gives each seed's single run to the bit; `vmap` gives the same up to rounding, at
+the speed that it prints. Every seed's curve, with the interval over seeds, is drawn to
 runs/fused_seeds.png.
 """
 
