@@ -136,9 +136,8 @@ def test_merging_leaves_the_outputs(model):
     merged = merge(adapted)
     assert not has_adapters(merged)
     assert float(jnp.abs(hidden(adapted) - hidden(model)).max()) > 0.1
+    # x(W + sAB) and xW + s(xA)B round differently, in every layer.
     np.testing.assert_allclose(hidden(merged), hidden(adapted), atol=1e-5, rtol=0)
-    scale = float(jnp.abs(hidden(adapted)).max())
-    assert float(jnp.abs(hidden(merged) - hidden(adapted)).max()) <= 1e-6 * scale
 
 
 def test_merging_is_the_sum_in_float64(model):
