@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import demo, fused_seeds
@@ -55,3 +56,8 @@ def test_mapped_seeds_equal_their_single_runs(
     fused_seeds.main(replace(fused_seeds.Config(), steps=4, seeds=3))
     assert len(re.findall("equal$", capsys.readouterr().out, re.M)) == 3
     assert (tmp_path / "runs" / "fused_seeds.png").is_file()
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    """Of 1, 2, 3: the deviation is 1, and t for 2 degrees of freedom is 4.3027."""
+    assert fused_seeds.half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.3027 / 3**0.5, 1e-4)

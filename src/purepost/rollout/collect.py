@@ -112,6 +112,8 @@ def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Pl
     not divide.
     """
     n, p = episodes.group.shape[0], episodes.prompts.tokens.shape[0]
+    if n % p:
+        raise ValueError(f"expected groups of one size, got {n} episodes of {p} prompts")
     group = n // p
     per_row = group if per_row is None else per_row
     if group % per_row:

@@ -69,6 +69,8 @@ def pad_prompts(
     """
     if not prompts:
         raise ValueError("expected at least one prompt, got none")
+    if ids is not None and len(ids) != len(prompts):
+        raise ValueError(f"expected an id for each of {len(prompts)} prompts, got {len(ids)}")
     lengths = [len(p) for p in prompts]
     width = bucket(max(lengths)) if width is None else width
     for i, n in enumerate(lengths):

@@ -28,9 +28,13 @@ class StopStrings(eqx.Module):
     def advance(
         self, matched: Int[Array, "n w"], tokens: Int[Array, " n"]
     ) -> tuple[Int[Array, "n w"], Bool[Array, " n"]]:
-        """(matched bytes after the tokens, whether some string is complete)."""
+        """(matched bytes after the tokens, whether some string is complete).
+
+        An id beyond the tokenizer's, where embeddings are padded, matches nothing.
+        """
         strings = jnp.arange(self.lengths.shape[0])
-        matched = self.table[strings, matched, tokens[:, None]].astype(jnp.int32)
+        following = self.table.at[strings, matched, tokens[:, None]]
+        matched = following.get(mode="fill", fill_value=0).astype(jnp.int32)
         return matched, (matched == self.lengths).any(-1)
 
 
