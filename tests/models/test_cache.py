@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from purepost.models import Decoder
-from purepost.models.cache import Cache, decode, prefill, unstack
+from purepost.models.cache import Cache, decode, grow, prefill, unstack
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import generate, pad_prompts
 from purepost.types import causal_rows, group_rows
@@ -81,7 +81,7 @@ def test_what_lies_behind_a_prompt_is_not_read(model: Decoder) -> None:
             lambda x: (x.prefix_k, x.branch_k, x.branch_v),
             layer,
             (
-                jnp.where(behind[:, None, :, None], noise, layer.prefix_k),
+                jnp.where(behind[:, None, None, :], noise, layer.prefix_k),
                 layer.branch_k + noise,
                 layer.branch_v + noise,
             ),
@@ -92,6 +92,16 @@ def test_what_lies_behind_a_prompt_is_not_read(model: Decoder) -> None:
     hidden, _ = following(model, cache, BRANCHES[:, :, 0], jnp.zeros((), jnp.int32))
     again, _ = following(model, dirty, BRANCHES[:, :, 0], jnp.zeros((), jnp.int32))
     np.testing.assert_array_equal(hidden, again)
+
+
+def test_a_cache_grown_between_steps_gives_the_same(model: Decoder) -> None:
+    """Room for two tokens, filled, then for all."""
+    _, cache = eqx.filter_jit(lambda m: prefill(m, PROMPTS, integers(LENGTHS), GROUP, 2))(model)
+    for i in range(TIME):
+        if i == 2:
+            cache = grow(cache, TIME)
+        hidden, cache = following(model, cache, BRANCHES[:, :, i], jnp.asarray(i, jnp.int32))
+        np.testing.assert_allclose(hidden, forced(model)[1][:, :, i], rtol=1e-5, atol=1e-5)
 
 
 def test_greedy_decoding_equals_decoding_without_a_cache(model: Decoder) -> None:

@@ -262,16 +262,6 @@ def test_a_tied_decoder_reads_its_embeddings_and_an_untied_one_its_head(model: D
     np.testing.assert_allclose(logits, want, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize("tokens", [1, 128, 129])
-def test_a_tied_head_in_blocks_gives_the_same_logits(tokens: int) -> None:
-    """A vocabulary that divides into blocks, for few tokens and for many; leading axes stay."""
-    rng = np.random.default_rng(0)
-    embed, hidden = rng.normal(size=(1536, 4)), rng.normal(size=(1, tokens, 4))
-    head = Unembed(jnp.asarray(embed, jnp.float32), True)
-    got = eqx.filter_jit(head)(jnp.asarray(hidden, jnp.float32))
-    np.testing.assert_allclose(got, hidden @ embed.T, rtol=1e-5, atol=1e-5)
-
-
 def test_impossible_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match="num_kv_heads to divide num_heads 3, got 2"):
         Config(19, 10, 14, 2, 3, 2, 6)

@@ -22,6 +22,7 @@ from purepost.rollout.sample import (
     bucket,
     generate,
     pad_prompts,
+    stages,
 )
 from purepost.rollout.score import score
 from purepost.rollout.stop import StopStrings, stop_strings
@@ -152,6 +153,24 @@ def test_log_probabilities_equal_training_scores(
     temperatures = jnp.full(4, temperature, jnp.float32)
     logps = eqx.filter_jit(score)(model, rows, temperature=temperatures).logps
     np.testing.assert_allclose(logps[:, 4:].reshape(c.logps.shape), c.logps, rtol=0, atol=1e-5)
+
+
+def test_long_completions_go_on_as_their_cache_grows(model: Decoder, prompts: Prompts) -> None:
+    """60 tokens: a cache of 32, then of 64; log-probabilities are training's throughout."""
+    assert stages(60) == [32, 64]
+    c = generate(jr.key(0), model, prompts, Sampling(60), group=2)
+    assert (c.lengths == 60).all()
+    rows = group_rows(prompts.tokens, prompts.lengths, c.tokens, c.lengths, c.mask)
+    logps = eqx.filter_jit(score)(model, rows).logps
+    np.testing.assert_allclose(logps[:, 4:].reshape(c.logps.shape), c.logps, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slots", "sizes"),
+    [(1, [16]), (31, [32]), (64, [32, 64]), (128, [32, 64, 128]), (1000, [256, 512, 1008])],
+)
+def test_caches_grow_in_few_sizes(slots: int, sizes: list[int]) -> None:
+    assert stages(slots) == sizes
 
 
 def test_adapters_sample_as_their_merged_model(model: Decoder, prompts: Prompts) -> None:

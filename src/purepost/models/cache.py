@@ -10,16 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..types import causal_rows, divide_rows
+from ..weights import tile
 from .decoder import Block, Decoder, finish, project
 from .layers import rms_norm, rope_angles
 
 
 class Layer(eqx.Module):
-    """Keys (rotated) and values of one layer: of p prompts, and of g branches of each."""
+    """Keys (rotated) and values of one layer: of p prompts, and of g branches of each.
 
-    prefix_k: Float[Array, "p n s k"]
+    Keys are held by feature, so that scores add up whole rows of tokens.
+    """
+
+    prefix_k: Float[Array, "p n k s"]
     prefix_v: Float[Array, "p n s k"]
-    branch_k: Float[Array, "p n g t k"]
+    branch_k: Float[Array, "p n g k t"]
     branch_v: Float[Array, "p n g t k"]
 
 
@@ -41,17 +45,36 @@ def prefill(
     p, _, n, width = kv.k.shape[1:]
     empty = jnp.zeros((p, n, group, slots, width), hidden.dtype)
     layers = [
-        Layer(k.swapaxes(1, 2), v.swapaxes(1, 2), empty, empty)
+        Layer(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), empty.swapaxes(3, 4), empty)
         for k, v in zip(kv.k, kv.v, strict=True)
     ]
     return last, Cache(layers, lengths)
 
 
+def grow(cache: Cache, slots: int) -> Cache:
+    """The cache with room for `slots` tokens in each branch."""
+
+    def widen(x: Float[Array, "*s"], axis: int) -> Array:
+        more = [(0, 0)] * x.ndim
+        more[axis] = (0, slots - x.shape[axis])
+        return jnp.pad(x, more)
+
+    layers = [
+        Layer(x.prefix_k, x.prefix_v, widen(x.branch_k, 4), widen(x.branch_v, 3))
+        for x in cache.layers
+    ]
+    return Cache(layers, cache.lengths)
+
+
 def unstack(model: Decoder) -> list[Block]:
-    """The layers one by one: decoding reads them in place, where a scan would copy each."""
+    """The layers one by one, laid out for decoding: it reads them in place, where a scan would copy
+    each.
+    """
+    lay_out = tile if jax.default_backend() == "cpu" else lambda w: w
 
     def layer(i: int) -> Block:
-        return jax.tree.map(lambda x: x[i], model.layers)
+        block = jax.tree.map(lambda x: x[i], model.layers)
+        return jax.tree.map(lambda x: lay_out(x) if x.ndim == 2 else x, block)
 
     return [layer(i) for i in range(model.config.num_layers)]
 
@@ -65,37 +88,28 @@ def _attend(
     """Softmax attention of one query per branch over its prompt and its own tokens up to `step`."""
     p, g, n, m, width = q.shape
     q = (q * jnp.asarray(width**-0.5, q.dtype)).transpose(0, 2, 1, 3, 4)  # p n g m k
+    flat = q.reshape(p, n, g * m, width)
     before = jnp.einsum(
-        "pnqk,pnsk->pnqs",
-        q.reshape(p, n, g * m, width),
-        layer.prefix_k,
-        preferred_element_type=jnp.float32,
+        "pnqk,pnks->pnqs", flat, layer.prefix_k, preferred_element_type=jnp.float32
     ).reshape(p, n, g, m, -1)
     # A branch has few queries: multiplying and adding up beats many tiny matrix products.
-    own = (q[..., None, :] * layer.branch_k[:, :, :, None]).astype(jnp.float32).sum(-1)
+    own = (q[..., None] * layer.branch_k[:, :, :, None]).astype(jnp.float32).sum(-2)
     s, t = before.shape[-1], own.shape[-1]
     real = (jnp.arange(s) < lengths[:, None])[:, None, None, None]
-    past = jnp.arange(t) <= step
-    scores = jnp.concatenate(
-        [jnp.where(real, before, -jnp.inf), jnp.where(past, own, -jnp.inf)], -1
-    )
-    weights = jax.nn.softmax(scores).astype(layer.prefix_v.dtype)
+    before = jnp.where(real, before, -jnp.inf)
+    own = jnp.where(jnp.arange(t) <= step, own, -jnp.inf)
+    top = jnp.maximum(before.max(-1), own.max(-1))[..., None]
+    before, own = jnp.exp(before - top), jnp.exp(own - top)
+    total = (before.sum(-1) + own.sum(-1))[..., None]
+    dtype = layer.prefix_v.dtype
     mixed = jnp.einsum(
-        "pnqs,pnsk->pnqk", weights[..., :s].reshape(p, n, g * m, s), layer.prefix_v
+        "pnqs,pnsk->pnqk",
+        before.reshape(p, n, g * m, s).astype(dtype),
+        layer.prefix_v,
+        preferred_element_type=jnp.float32,
     ).reshape(p, n, g, m, width)
-    mixed += (weights[..., s:, None] * layer.branch_v[:, :, :, None]).sum(-2)
-    return mixed.transpose(0, 2, 1, 3, 4)
-
-
-def _write(
-    old: Float[Array, "p n g t k"], new: Float[Array, "p g n k"], step: Int[Array, ""]
-) -> Float[Array, "p n g t k"]:
-    """The branches' new entry put in its slot.
-
-    `step` is below t: past the end it would overwrite the last.
-    """
-    entry = new.transpose(0, 2, 1, 3)[:, :, :, None]
-    return jax.lax.dynamic_update_slice_in_dim(old, entry, step, 3)
+    mixed += (own[..., None].astype(dtype) * layer.branch_v[:, :, :, None]).sum(-2)
+    return (mixed / total).astype(dtype).transpose(0, 2, 1, 3, 4)
 
 
 def decode(
@@ -106,8 +120,9 @@ def decode(
     step: Int[Array, ""],
 ) -> tuple[Float[Array, "p g d"], Cache]:
     """Hidden states of the branches' tokens number `step` (from 0), and the cache with their keys
-    and values in it.
+    and values in it. `step` is below t: past the end it would overwrite the last.
     """
+    put = jax.lax.dynamic_update_slice_in_dim
     config = model.config
     x = divide_rows(model.embed[tokens])
     positions = jnp.broadcast_to(cache.lengths[:, None] + step, tokens.shape)
@@ -116,11 +131,12 @@ def decode(
     for block, layer in zip(blocks, cache.layers, strict=True):
         q, k, v = project(block, config, x, angles)
         p, g, h, width = q.shape
+        k, v = (y.transpose(0, 2, 1, 3) for y in (k, v))  # p n g k
         layer = Layer(
             layer.prefix_k,
             layer.prefix_v,
-            _write(layer.branch_k, k, step),
-            _write(layer.branch_v, v, step),
+            put(layer.branch_k, k[..., None], step, axis=4),
+            put(layer.branch_v, v[..., None, :], step, axis=3),
         )
         q = q.reshape(p, g, config.num_kv_heads, h // config.num_kv_heads, width)
         mixed = _attend(q, layer, cache.lengths, step).reshape(p, g, h, width)

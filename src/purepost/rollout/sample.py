@@ -2,7 +2,7 @@
 ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -11,13 +11,14 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from ..models.cache import Cache, decode, prefill, unstack
+from ..models.cache import Cache, decode, grow, prefill, unstack
 from ..models.decoder import Decoder
 from ..types import KeyArray
 from ..weights import merge
 from .draw import Sampling, draw
 from .stop import StopStrings
 
+VECTOR = 16  # float32 numbers that a CPU adds up at once
 LENGTH, STOP = 0, 1  # why a completion ended: out of tokens, or by a stop id or string
 
 
@@ -89,6 +90,14 @@ def pad_prompts(
     )
 
 
+def stages(slots: int) -> list[int]:
+    """The sizes that the branches' caches grow through, in tokens: a quarter, a half and all of
+    `slots` in whole vectors, none below 32. What is empty is read at every step like what is full.
+    """
+    whole = [-(-slots // (part * VECTOR)) * VECTOR for part in (4, 2, 1)]
+    return [n for n in whole[:-1] if n >= 2 * VECTOR] + whole[-1:]
+
+
 class _Decoding(eqx.Module):
     """The loop's carry."""
 
@@ -151,13 +160,17 @@ def generate(
     ids = prompts.ids[:, None] * group + jnp.arange(group, dtype=jnp.int32)
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(ids.reshape(-1))
 
+    def going_until(step: int) -> Callable[[_Decoding], Bool[Array, ""]]:
+        return lambda state: (state.step < step) & ~state.ended.all()
+
     def advance(state: _Decoding) -> _Decoding:
         at = state.step - 1
         hidden, cache = decode(model, blocks, state.cache, state.completions.tokens[:, :, at], at)
         state = eqx.tree_at(lambda s: s.cache, state, cache)
         return _emit(state, unembed(hidden.reshape(p * group, -1)), keys, sampling, stop)
 
-    last, cache = prefill(model, prompts.tokens, prompts.lengths, group, max(slots - 1, 1))
+    first, *more = stages(slots)
+    last, cache = prefill(model, prompts.tokens, prompts.lengths, group, first)
     rows = (p, group)
     state = _Decoding(
         step=jnp.zeros((), jnp.int32),
@@ -172,5 +185,8 @@ def generate(
         cache=cache,
     )
     state = _emit(state, jnp.repeat(unembed(last), group, 0), keys, sampling, stop)
-    going = lambda s: (s.step < slots) & ~s.ended.all()  # noqa: E731
-    return jax.lax.while_loop(going, advance, state).completions
+    for room in (first, *more):
+        state = eqx.tree_at(lambda s: s.cache, state, grow(state.cache, room))
+        drawn = min(room + 1, slots)  # the last one is not in the cache
+        state = jax.lax.while_loop(going_until(drawn), advance, state)
+    return state.completions

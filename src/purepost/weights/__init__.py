@@ -13,3 +13,5 @@ from .lora import initial_adapters as initial_adapters
 from .lora import lora_scale as lora_scale
 from .lora import without_lora as without_lora
 from .merge import merge as merge
+from .tiled import Tiled as Tiled
+from .tiled import tile as tile

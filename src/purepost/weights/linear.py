@@ -1,17 +1,19 @@
 """The one place that knows the kinds of weights.
 
-A weight is raw, low-rank on a base, … ; always [..., in, out].
+A weight is raw, low-rank on a base, … ; always [..., in, out]. Tiled is a raw one's layout.
 """
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from einops import rearrange
 from jaxtyping import Array, Float, Key
 
 from .lora import LowRank
+from .tiled import Tiled
 
 # Unnamed axes: an alias is used for several weights in one signature, whose sizes differ.
-Weight = Float[Array, "... _ _"] | LowRank
+Weight = Float[Array, "... _ _"] | LowRank | Tiled
 
 
 def linear(
@@ -23,6 +25,9 @@ def linear(
             inner = x if key is None or w.dropout == 0 else _dropout(x, w.dropout, key)
             low = _matmul(_matmul(inner, w.a.astype(x.dtype)), w.b.astype(x.dtype))
             return linear(x, w.base) + jnp.asarray(w.scale, x.dtype) * low
+        case Tiled():
+            blocks = jnp.einsum("ni,coi->cno", x.reshape(-1, x.shape[-1]), w.blocks)
+            return blocks.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
         case _:
             return _matmul(x, w)
 
@@ -43,13 +48,22 @@ def dense(w: Weight) -> Float[Array, "... _ _"]:
             return (base.astype(low.dtype) + jnp.asarray(w.scale, low.dtype) * low).astype(
                 base.dtype
             )
+        case Tiled():
+            return rearrange(w.blocks, "c o i -> i (c o)")
         case _:
             return w
 
 
 def shape_of(w: Weight) -> tuple[int, ...]:
     """The shape [..., in, out] of a weight of any kind."""
-    return shape_of(w.base) if isinstance(w, LowRank) else w.shape
+    match w:
+        case LowRank():
+            return shape_of(w.base)
+        case Tiled():
+            c, o, i = w.blocks.shape
+            return i, c * o
+        case _:
+            return w.shape
 
 
 def _dropout(x: Float[Array, "b *s"], rate: float, key: Key[Array, " b"]) -> Float[Array, "b *s"]:
