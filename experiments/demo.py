@@ -38,7 +38,7 @@ from purepost.text import Tokenizer, encode_prompt
 from purepost.track import Jsonl, Progress, TensorBoard, Tracker, picture
 from purepost.weights import add_lora
 
-from .common import ROOT, fresh_directory, use_compile_cache
+from .common import ROOT, fresh_directory, return_compiler_memory, use_compile_cache
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,7 @@ def fit(
 def main(config: Config) -> None:
     """Measure, train, measure again."""
     use_compile_cache()
+    return_compiler_memory()
     directory = fresh_directory(ROOT / "runs", "demo", "summary.json")
     print(f"{config.model} on {jax.devices()[0].device_kind}; the run is kept in {directory}")
     base, tokenizer = load(config.model)

@@ -28,6 +28,7 @@ from purepost.text.tokenizer import Tokenizer
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
 
+from ..common import return_compiler_memory
 from .measure import Clock, describe, processor
 from .models import load_model, prompts_for
 from .work import (
@@ -197,6 +198,7 @@ def measure(work: Work, model: str, repeats: int) -> dict[str, Any]:
 
 def main(figure: str, model: str, repeats: str) -> None:
     """Print one figure's JSON line."""
+    return_compiler_memory()
     print(json.dumps(measure(FIGURES[figure], model, int(repeats))), flush=True)
 
 
