@@ -1,5 +1,7 @@
 """Drawing a token from logits: temperature, top-k, top-p, min-p, greedy."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -76,15 +78,24 @@ def keep_likely(logits: Float[Array, "n v"], sampling: Sampling) -> Float[Array,
     return logits
 
 
-def invert_cdf(uniform: Float[Array, " n"], weights: Float[Array, "n v"]) -> Int[Array, " n"]:
-    """The index at which the running sum of the weights first exceeds uniform × their total.
-
-    Two levels, blocks and entries, so that one pass over the vocabulary and one random number a
-    row suffice. An entry of weight 0 is never drawn.
-    """
+def _in_blocks(weights: Float[Array, "n v"]) -> Float[Array, "n c s"]:
+    """The vocabulary in blocks, the last one filled up with zeros."""
     n, v = weights.shape
     size = min(BLOCK, v)
-    blocks = jnp.pad(weights, [(0, 0), (0, -v % size)]).reshape(n, -1, size)
+    return jnp.pad(weights, [(0, 0), (0, -v % size)]).reshape(n, -1, size)
+
+
+def invert_cdf(
+    uniform: Float[Array, " n"],
+    entries: Float[Array, "n v"],
+    weigh: Callable[[Float[Array, "n v"]], Float[Array, "n v"]] = lambda x: x,
+) -> Int[Array, " n"]:
+    """The index at which the running sum of the weights first exceeds uniform × their total.
+
+    Two levels, blocks and entries, so that one pass over the vocabulary and one random number a row
+    suffice: `weigh` makes weights of entries, first for the sums, then of the one block that was
+    hit, and the weights of all are never in memory. An entry of weight 0 is never drawn.
+    """
 
     def first_beyond(target: Float[Array, " n"], w: Float[Array, "n j"]) -> Array:
         running = jnp.cumsum(w, -1)
@@ -94,11 +105,14 @@ def invert_cdf(uniform: Float[Array, " n"], weights: Float[Array, "n v"]) -> Int
         )  # where rounding leaves nothing beyond
         return jnp.where(beyond.any(-1), jnp.argmax(beyond, -1), last)
 
-    sums = blocks.sum(-1)
+    sums = _in_blocks(weigh(entries)).sum(-1)
     target = uniform * sums.sum(-1)
     block = first_beyond(target, sums)
     before = jnp.take_along_axis(jnp.cumsum(sums, -1) - sums, block[:, None], 1)[:, 0]
-    inside = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+    size = min(BLOCK, entries.shape[1])
+    at = block[:, None] * size + jnp.arange(size)
+    inside = weigh(jnp.take_along_axis(entries, at, 1, mode="clip"))
+    inside = jnp.where(at < entries.shape[1], inside, 0.0)
     return (block * size + first_beyond(target - before, inside)).astype(jnp.int32)
 
 
@@ -110,17 +124,19 @@ def draw(
     The log-probability is over the whole vocabulary at the temperature (at 1 when greedy): it is
     what training's log-probabilities are compared with, whatever was left out in drawing.
     """
-    greedy = _known(sampling.temperature, 1.0) == 0
-    temperature = jnp.asarray(1.0 if greedy else sampling.temperature, jnp.float32)
+    known = _known(sampling.temperature, -1.0)  # negative: an array, which may hold 0
+    temperature = jnp.asarray(1.0 if known == 0 else sampling.temperature, jnp.float32)
     scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
-    best = jnp.argmax(scaled, -1).astype(jnp.int32)
-    top = jnp.take_along_axis(scaled, best[:, None], -1)
-    weights = jnp.exp(scaled - top)
-    if greedy:
-        token = best
+    top = scaled.max(-1, keepdims=True)
+    weigh = lambda x: jnp.exp(x - top)  # noqa: E731
+    if known == 0:
+        token = jnp.argmax(scaled, -1).astype(jnp.int32)
     else:
         uniform = jax.vmap(lambda k: jr.uniform(k))(keys)
-        likely = jnp.where(jnp.isneginf(keep_likely(scaled, sampling)), 0.0, weights)
-        token = jnp.where(temperature > 0, invert_cdf(uniform, likely), best)
+        token = invert_cdf(uniform, keep_likely(scaled, sampling), weigh)
+        if known < 0:
+            best = jnp.argmax(scaled, -1).astype(jnp.int32)
+            token = jnp.where(temperature > 0, token, best)
     chosen = jnp.take_along_axis(scaled, token[:, None], -1) - top
-    return token, chosen[:, 0] - jnp.log(weights.sum(-1))
+    total = _in_blocks(weigh(scaled)).sum(-1).sum(-1)
+    return token, chosen[:, 0] - jnp.log(total)
