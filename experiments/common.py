@@ -23,8 +23,8 @@ def return_compiler_memory() -> None:
     except (OSError, AttributeError):
         return
 
-    def listen(event: str, duration: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and duration > 0.5:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > 0.5:
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
