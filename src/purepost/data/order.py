@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import jax
@@ -54,10 +56,31 @@ def shuffled(n: int, batch: int, *, seed: int, shuffle: bool = True) -> Callable
     return draw
 
 
+def stream(n: int, batch: int, *, seed: int) -> Callable[[int], Int[np.ndarray, " b"]]:
+    """step → where its batch lies in the endless row of epochs, each a permutation of n rows:
+    epoch · n + row. All batches are full; one may reach into the next epoch.
+    """
+    if batch < 1:
+        raise ValueError(f"expected batch ≥ 1, got {batch}")
+    epoch_of = shuffled(n, max(n, 1), seed=seed)
+
+    def draw(step: int) -> Int[np.ndarray, " b"]:
+        if step < 0:
+            raise ValueError(f"expected step ≥ 0, got {step}")
+        epochs, places = np.divmod(step * batch + np.arange(batch, dtype=np.int64), n)
+        rows = np.concatenate(
+            [epoch_of(e).rows[places[epochs == e]] for e in np.unique(epochs).tolist()]
+        )
+        return epochs * n + rows
+
+    return draw
+
+
 def hash_of(rows: Iterable[Any]) -> str:
     """A digest of rows and their order, for the manifest.
 
-    Rows are strings, numbers, bytes, arrays, and lists and dicts of them; else it is a TypeError.
+    Rows are strings, numbers, dates, bytes, arrays, and lists and dicts of them; else it is a
+    TypeError.
     """
     digest = hashlib.sha256()
     for row in rows:
@@ -69,8 +92,11 @@ def hash_of(rows: Iterable[Any]) -> str:
 def _as_list(x: Any) -> Any:
     if isinstance(x, np.generic | np.ndarray | jax.Array):
         return np.asarray(x).tolist()
+    if isinstance(x, date | time | timedelta | Decimal):
+        return str(x)
     if isinstance(x, bytes):
         return {"bytes": x.hex()}
     raise TypeError(
-        f"expected strings, numbers, bytes, arrays, lists and dicts in rows, got {type(x).__name__}"
+        "expected strings, numbers, dates, bytes, arrays, lists and dicts in rows, got "
+        f"{type(x).__name__}"
     )
