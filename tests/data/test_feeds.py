@@ -8,8 +8,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from purepost import train
+from purepost.algorithms import sft
 from purepost.data import (
     Batches,
     judged_rows,
@@ -24,6 +27,7 @@ from purepost.data.order import stream
 from purepost.models import Config, init_decoder
 from purepost.text import Tokenizer
 from purepost.types import Rows, check_rows
+from tests.data.shared import make_tokenizer
 
 Document = tuple[int, ...]
 
@@ -264,10 +268,37 @@ def test_rows_that_are_wrong_are_named(tokenizer: Tokenizer) -> None:
         sft_rows(read(silent), tokenizer, width=16, rows=4, seed=0)
 
 
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+WORDS = st.sampled_from(["", "w5 w6", "<e>", "w7 <a> w8", "é w9"]) | st.text(max_size=6)
+MESSAGES = st.lists(st.builds(lambda r, c: {"role": r, "content": c}, ROLES, WORDS), max_size=4)
+CONTENT = WORDS | MESSAGES
+
+
+@given(
+    records=st.lists(
+        st.fixed_dictionaries({"messages": MESSAGES})
+        | st.fixed_dictionaries({"prompt": CONTENT, "completion": CONTENT})
+        | st.fixed_dictionaries({"prompt": CONTENT, "chosen": CONTENT, "rejected": CONTENT}),
+        min_size=1,
+        max_size=1,
+    ),
+    width=st.integers(1, 20),
+)
+def test_any_dialogue_is_rows_or_a_value_error(records: list[dict[str, Any]], width: int) -> None:
+    make = pair_rows if "chosen" in records[0] else sft_rows
+    try:
+        data = make(read(records), make_tokenizer(), width=width, rows=1, seed=0)
+    except ValueError as error:
+        assert "row 0: " in str(error) or "something to train" in str(error)
+        return
+    batch = data(0)
+    rows = batch if isinstance(batch, Rows) else batch.rows
+    check_rows(rows)
+    assert int(rows.mask.sum()) == data.report.trained > 0
+
+
 def test_it_trains(tokenizer: Tokenizer) -> None:
     """Supervised fine-tuning on packed rows: every sequence here is w5 w6 w7."""
-    from purepost.algorithms import sft
-
     data = sft_rows(read([{"text": "w5 w6 w7"}] * 9), tokenizer, width=16, rows=2, seed=0)
     config = Config(19, 16, 32, 1, 2, 1, 8, rope_theta=100.0, max_positions=64)
     algorithm = sft(optax.adam(3e-2))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purepost.data import Records, concatenate, read
-from tests.data.strategies import JSON
+from tests.data.shared import JSON
 
 ROWS = [{"text": "grüße", "n": 1}, {"text": "two", "n": None}, {"text": "three"}]
 

@@ -22,7 +22,7 @@ from purepost.data.schema import (
     parse_prompt,
     schema_of,
 )
-from tests.data.strategies import JSON
+from tests.data.shared import JSON
 
 KINDS = (Text, Chat, Prompt, Completion, Preference, Judgement, Solution)
 
