@@ -118,6 +118,13 @@ def test_parts_selections_and_changes_keep_their_names(tmp_path: Path) -> None:
     assert read(records) is records and concatenate(records) is records
 
 
+def test_a_changed_row_is_named_once() -> None:
+    """However often rows were selected and changed."""
+    twice = read([{"a": 1}, 3]).select([1]).map(dict).map(dict)
+    with pytest.raises(ValueError, match="^row 1: expected a record"):
+        twice[0]
+
+
 def test_the_hash_tells_rows_and_their_order() -> None:
     records = read(ROWS)
     assert records.hash() == read([dict(reversed(row.items())) for row in ROWS]).hash()

@@ -59,7 +59,7 @@ class Records:
 
     def map(self, change: Callable[[Record], Record]) -> "Records":
         """Every row changed as it is read: to rename columns, leave some out, make prompts."""
-        return Records(lambda i: change(self[i]), self.where, self.size)
+        return Records(lambda i: change(_checked(self.fetch(i))), self.where, self.size)
 
     def hash(self) -> str:
         """A digest of the rows and their order, for the manifest."""
