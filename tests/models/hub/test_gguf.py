@@ -1,105 +1,54 @@
-"""GGUF files: names, quantised values, position scaling, heads put back in halves."""
+"""GGUF files: every family's names and settings, quantised values, position scaling."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import gguf
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
-from purepost.models.hub import load
+from purepost.models import Config, Decoder, init_decoder
+from purepost.models.hub import load, save
+from purepost.models.hub.families import FAMILIES
 from purepost.models.hub.gguf import read_gguf
+from purepost.models.hub.gguf_config import config_from_gguf
 from purepost.models.hub.safetensors import read_checkpoint
+from purepost.models.layers import gelu
+from purepost.text import Tokenizer
+from tests.models.hub.gguf_files import (
+    ARCHITECTURES,
+    GOLDEN,
+    metadata,
+    stored_tensors,
+    write_gguf,
+)
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-TABLE = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
-TOKENS = sorted(TABLE["vocab"], key=TABLE["vocab"].get)[:288]
-
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+TINY: dict[str, Any] = {
+    "context_length": 2048,
+    "embedding_length": 32,
+    "feed_forward_length": 48,
+    "block_count": 2,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "rope.freq_base": 500.0,
+    "attention.layer_norm_rms_epsilon": 1e-5,
 }
-
-
-def gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[part]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
-
-
-def interleaved(name: str, value: np.ndarray) -> np.ndarray:
-    """llama.cpp's order of query and key rows: of each head, rows 0, k/2, 1, k/2 + 1, …"""
-    heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
-    if heads is None:
-        return value
-    half = value.shape[0] // heads // 2
-    order = [h * 2 * half + i + s * half for h in range(heads) for i in range(half) for s in (0, 1)]
-    return value[order]
-
-
-def write_gguf(
-    path: Path,
-    tensors: dict[str, np.ndarray],
-    *,
-    architecture: str = "llama",
-    kind: gguf.GGMLQuantizationType | None = None,
-    **fields: Any,
-) -> None:
-    """A GGUF file of the golden tiny model's shape; `fields` are set beside or instead of it."""
-    writer = gguf.GGUFWriter(path, architecture)
-    values = {
-        "context_length": 2048,
-        "embedding_length": 32,
-        "feed_forward_length": 48,
-        "block_count": 2,
-        "attention.head_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.key_length": 16,
-        "attention.value_length": 16,
-        "rope.freq_base": 500.0,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        **fields,
-    }
-    for name, value in values.items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
-        add[type(value)](f"{architecture}.{name}", value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges([m for m in TABLE["merges"] if m.replace(" ", "") in TOKENS])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    for name, value in tensors.items():
-        if kind is None or value.ndim == 1:
-            writer.add_tensor(name, value)
-        else:
-            writer.add_tensor(name, quantize(value, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+YARN: dict[str, Any] = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 
 def tiny_tensors() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The golden model's tensors by Hugging Face name, and as a GGUF file has them."""
-    _, read = read_checkpoint(GOLDEN / "tiny-llama3")
+    config, read = read_checkpoint(GOLDEN / "tiny-llama3")
     tensors = {name: read[name] for name in read}
-    return tensors, {gguf_name(name): interleaved(name, x) for name, x in tensors.items()}
+    return tensors, stored_tensors(config, tensors)
 
 
 def llama3_factors(original: float, theta: float, factor: float) -> np.ndarray:
@@ -119,7 +68,7 @@ def llama3_factors(original: float, theta: float, factor: float) -> np.ndarray:
 
 def test_values_come_back_under_their_names(tmp_path: Path) -> None:
     expected, stored = tiny_tensors()
-    write_gguf(tmp_path / "m.gguf", stored)
+    write_gguf(tmp_path / "m.gguf", stored, TINY)
     found = read_gguf(tmp_path / "m.gguf")
     assert set(found.tensors) == set(expected) and len(found.tensors) == len(expected)
     for name, value in expected.items():
@@ -143,7 +92,7 @@ def test_quantised_types(tmp_path: Path, kind: str) -> None:
         for name, value in stored.items()
     }
     stored["token_embd.weight"] = rng.normal(size=(288, 32)).astype(np.float32)
-    write_gguf(tmp_path / "m.gguf", stored, kind=type_)
+    write_gguf(tmp_path / "m.gguf", stored, TINY, kind=type_)
     found = read_gguf(tmp_path / "m.gguf")
     got = found.tensors["model.embed_tokens.weight"]
     assert got.dtype == np.float32
@@ -155,8 +104,8 @@ def test_quantised_types(tmp_path: Path, kind: str) -> None:
 def test_a_loaded_file_equals_the_checkpoint_it_was_made_of(tmp_path: Path) -> None:
     _, stored = tiny_tensors()
     factors = {"rope_freqs.weight": llama3_factors(8192.0, 500000.0, 8.0)}
-    theta: dict[str, Any] = {"rope.freq_base": 500000.0}
-    write_gguf(tmp_path / "m.gguf", {**stored, **factors}, **theta)
+    fields = {**TINY, "rope.freq_base": 500000.0}
+    write_gguf(tmp_path / "m.gguf", {**stored, **factors}, fields)
     model, tokenizer = load(tmp_path / "m.gguf")
     original, _ = load(GOLDEN / "tiny-llama3")
     np.testing.assert_array_equal(model.layers.attention.q, original.layers.attention.q)
@@ -173,7 +122,7 @@ def test_a_loaded_file_equals_the_checkpoint_it_was_made_of(tmp_path: Path) -> N
 def test_embeddings_are_tied_when_there_is_no_output(tmp_path: Path) -> None:
     _, stored = tiny_tensors()
     del stored["output.weight"]
-    write_gguf(tmp_path / "m.gguf", stored)
+    write_gguf(tmp_path / "m.gguf", stored, TINY)
     model, _ = load(tmp_path / "m.gguf")
     assert model.head is None and model.config.tie_embeddings
 
@@ -181,33 +130,130 @@ def test_embeddings_are_tied_when_there_is_no_output(tmp_path: Path) -> None:
 def test_linear_position_scaling(tmp_path: Path) -> None:
     _, stored = tiny_tensors()
     scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    write_gguf(tmp_path / "m.gguf", stored, **scaling)
+    write_gguf(tmp_path / "m.gguf", stored, {**TINY, **scaling})
     found = load(tmp_path / "m.gguf").model.config.rope_scaling
     assert found is not None and (found.kind, found.factor) == ("linear", 4.0)
+
+
+def test_yarn(tmp_path: Path) -> None:
+    _, stored = tiny_tensors()
+    scaling = {**YARN, "rope.scaling.original_context_length": 512}
+    write_gguf(tmp_path / "m.gguf", stored, {**TINY, **scaling})
+    found = load(tmp_path / "m.gguf").model.config.rope_scaling
+    assert found is not None
+    assert (found.kind, found.factor, found.original_max_positions) == ("yarn", 4.0, 512)
+
+
+# Heads, widths and layers that all differ; what llama.cpp knows by the architecture is at its value
+# there (Gemma 2 and 3: the windows' pattern, the scale of attention).
+SHAPE = Config(288, 24, 40, 3, 4, 2, 8, max_positions=256, norm_eps=1e-6, rope_theta=700.0)
+GEMMA: dict[str, Any] = {"norm_offset": 1.0, "embed_scale": 24**0.5, "activation": gelu}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_embeddings": False},
+    "mistral": {"windows": (12,) * 3},
+    "qwen2": {"qkv_bias": True, "head_dim": 6},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {
+        **{"qk_norm": True, "tie_embeddings": False, "intermediate_size": 16},
+        **{"num_experts": 5, "experts_per_token": 2, "normalize_experts": True},
+    },
+    "gemma": {**GEMMA, "num_kv_heads": 1},
+    "gemma2": {
+        **{**GEMMA, "post_norms": True, "windows": (12, None, 12), "query_scale": 8**-0.5},
+        **{"attention_softcap": 20.0, "final_softcap": 5.0},
+    },
+    "gemma3_text": {
+        **{**GEMMA, "post_norms": True, "qk_norm": True, "query_scale": 8**-0.5},
+        **{"num_layers": 7, "windows": (12,) * 5 + (None, 12), "window_rope_theta": 10000.0},
+    },
+}
+
+
+def random_decoder(config: Config) -> Decoder:
+    """Weights in 64ths, which 1 can be added to and taken from without rounding."""
+    rng = np.random.default_rng(0)
+    shapes = eqx.filter_eval_shape(init_decoder, jr.key(0), config)
+    return jax.tree.map(lambda x: jnp.asarray(rng.integers(-64, 65, x.shape) / 64, x.dtype), shapes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_what_its_checkpoint_is(tmp_path: Path, family: str) -> None:
+    model = random_decoder(replace(SHAPE, family=family, **SHAPES[family]))
+    save(model, Tokenizer.from_directory(GOLDEN / "tiny-tied"), tmp_path / "hf")
+    config, tensors = read_checkpoint(tmp_path / "hf")
+    stored = stored_tensors(config, {name: tensors[name] for name in tensors})
+    fields = metadata(config)
+    if family == "mistral":  # not in the converter's files, but some have it
+        fields["attention.sliding_window"] = 12
+    write_gguf(tmp_path / "m.gguf", stored, fields, architecture=ARCHITECTURES[family])
+    found, original = (load(tmp_path / name).model for name in ("m.gguf", "hf"))
+    assert found.config == original.config == model.config
+    assert jax.tree.structure(found) == jax.tree.structure(model)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(model), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_what_llama_cpp_knows_of_the_largest_gemmas() -> None:
+    """27B: 46 layers of 4608/32 = 144 (Gemma 2), 62 of 5376/32 = 168 (Gemma 3)."""
+    for architecture, layers, hidden, scalar in (
+        ("gemma2", 46, 4608, 144),
+        ("gemma3", 62, 5376, 168),
+        ("gemma3", 26, 1152, 128),
+    ):
+        sizes = {"embedding_length": hidden, "block_count": layers, "attention.key_length": 128}
+        fields = {**TINY, **sizes, "attention.value_length": 128, "attention.head_count": 32}
+        named = {f"{architecture}.{name}": value for name, value in fields.items()}
+        shapes = {"token_embd.weight": (288, hidden)}
+        config = config_from_gguf(named | {"general.architecture": architecture}, shapes, None)
+        assert config["query_pre_attn_scalar"] == scalar
+        assert len(config["layer_types"]) == layers
+        full = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+        period = 2 if architecture == "gemma2" else 6
+        assert full == list(range(period - 1, layers, period))
+
+
+def test_windows_that_the_file_lists() -> None:
+    fields = {f"gemma3.{name}": value for name, value in TINY.items()}
+    fields["general.architecture"] = "gemma3"
+    shapes = {"token_embd.weight": (288, 32)}
+    for pattern, expected in ((2, "sf"), ([True, False], "sf"), ([0, 1], "fs"), (1, "ff")):
+        fields["gemma3.attention.sliding_window_pattern"] = pattern
+        types = config_from_gguf(fields, shapes, None)["layer_types"]
+        assert "".join(kind[0] for kind in types) == expected
+    fields["gemma3.attention.sliding_window_pattern"] = [True]
+    with pytest.raises(ValueError, match="expected 2 layers as gemma3.attention.sliding_window_p"):
+        config_from_gguf(fields, shapes, None)
 
 
 def test_what_is_not_supported_is_an_error(tmp_path: Path) -> None:
     _, stored = tiny_tensors()
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("architecture 'llama', got 'gemma'", {"architecture": "gemma"}),
         ("mixture of experts", {"expert_count": 8}),
-        ("rope.dimension_count to equal the head size 16, got 8", {"rope.dimension_count": 8}),
-        ("yarn", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}),
+        ("the head size 16 as llama.rope.dimension_count .*, got 8", {"rope.dimension_count": 8}),
+        ("longrope", {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}),
+        ("expected 1 as llama.rope.scaling.attn_factor", YARN | {"rope.scaling.attn_factor": 2.0}),
     ]
     for i, (message, fields) in enumerate(cases):
-        write_gguf(tmp_path / f"{i}.gguf", stored, **fields)
+        write_gguf(tmp_path / f"{i}.gguf", stored, {**TINY, **fields})
         with pytest.raises(ValueError, match=message):
             load(tmp_path / f"{i}.gguf")
+    write_gguf(tmp_path / "phi.gguf", stored, TINY, architecture="phi3")
+    with pytest.raises(ValueError, match="architecture 'llama', .*'gemma3', got 'phi3'"):
+        load(tmp_path / "phi.gguf")
     none = {"rope_freqs.weight": llama3_factors(8192.0, 500.0, 8.0)}  # all 1: nothing to scale
-    write_gguf(tmp_path / "none.gguf", {**stored, **none})
+    write_gguf(tmp_path / "none.gguf", {**stored, **none}, TINY)
     assert load(tmp_path / "none.gguf").model.config.rope_scaling is None
     odd = {"rope_freqs.weight": np.linspace(1, 3, 8).astype(np.float32)}
-    write_gguf(tmp_path / "odd.gguf", {**stored, **odd})
+    write_gguf(tmp_path / "odd.gguf", {**stored, **odd}, TINY)
     with pytest.raises(ValueError, match="rope_freqs.weight to follow Llama 3's rule"):
         load(tmp_path / "odd.gguf")
-    write_gguf(tmp_path / "more.gguf", {**stored, "blk.0.attn_new.weight": np.ones(3, np.float32)})
+    more = {**stored, "blk.0.attn_new.weight": np.ones(3, np.float32)}
+    write_gguf(tmp_path / "more.gguf", more, TINY)
     with pytest.raises(ValueError, match="unexpected blk.0.attn_new.weight"):
         load(tmp_path / "more.gguf")
+    write_gguf(tmp_path / "bias.gguf", stored | {"blk.0.attn_q.bias": np.ones(64, "f")}, TINY)
+    with pytest.raises(ValueError, match="expected no biases in a llama"):
+        load(tmp_path / "bias.gguf")
 
 
 def test_bad_files_are_errors(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
-from purepost.models import Decoder
+from purepost.models import Config, Decoder, init_decoder
 from purepost.models.hub import load, load_adapter, save_adapter
 from purepost.models.hub.safetensors import read_file, save_tensors
 from purepost.tree import map_named, named_leaves
@@ -120,6 +121,64 @@ def test_saved_and_loaded_is_the_same(base: Decoder, tmp_path: Path) -> None:
     )
     assert tensors[f"{q}.lora_A.weight"].shape == (3, 32)
     assert tensors[f"{q}.lora_B.weight"].shape == (64, 3)
+
+
+FAMILY: dict[str, Any] = {
+    "mistral": {"windows": (5, 5)},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True, "tie_embeddings": False},
+    "qwen3_moe": {"qk_norm": True, "num_experts": 3, "experts_per_token": 2},
+    "gemma": {"norm_offset": 1.0},
+    "gemma2": {"norm_offset": 1.0, "post_norms": True},
+    "gemma3_text": {"norm_offset": 1.0, "post_norms": True, "qk_norm": True},
+}
+
+
+def random_decoder(family: str) -> Decoder:
+    config = Config(30, 8, 12, 2, 2, 1, 4, family=family, **FAMILY[family])
+    rng = np.random.default_rng(0)
+    shapes = eqx.filter_eval_shape(init_decoder, jr.key(0), config)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_familys_names(tmp_path: Path, family: str) -> None:
+    """All its matrices, but experts; ranks and scales that differ; the head, where there is one."""
+    base = random_decoder(family)
+    dense = r"layers\.(attention\.[qkvo]|mlp\.(gate|up|down))$|head$"
+    where = r"layers\.(attention\.[qkvo]|mlp\.router)$" if "moe" in family else dense
+    ranks, alphas = {r"attention\.[kv]$": 1}, {r"attention\.o$": 5.0}
+    model = adapted(base, rank=2, where=where, alpha=8.0, ranks=ranks, alphas=alphas)
+    save_adapter(model, tmp_path / "a", base="owner/name")
+    again = load_adapter(base, tmp_path / "a")
+    assert jax.tree.structure(again) == jax.tree.structure(model)
+    for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(model), strict=True):
+        np.testing.assert_array_equal(x, y)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    mlp = ["gate"] if "moe" in family else ["gate_proj", "up_proj", "down_proj"]
+    head = ["lm_head"] if family == "qwen3" else []
+    attention = [f"{x}_proj" for x in "qkvo"]
+    assert config["target_modules"] == [*attention, *mlp, *head]
+    assert config["rank_pattern"] == {"k_proj": 1, "v_proj": 1}
+    assert config["alpha_pattern"] == {"o_proj": 5}
+    tensors = read_file(tmp_path / "a" / "adapter_model.safetensors")
+    names = {name.removeprefix("base_model.model.") for name in tensors}
+    assert "model.layers.1.self_attn.o_proj.lora_B.weight" in names
+    assert not head or {f"lm_head.lora_{x}.weight" for x in "AB"} <= names
+
+
+def test_experts_are_left_out(tmp_path: Path) -> None:
+    base = random_decoder("qwen3_moe")
+    on_experts = adapted(base, rank=2, where=r"mlp\.up$")
+    with pytest.raises(
+        ValueError, match="expected no adapters on experts, got one on layers.mlp.u"
+    ):
+        save_adapter(on_experts, tmp_path / "a", base="owner/name")
+    save_adapter(adapted(base, rank=2, where=r"\.q$"), tmp_path / "b", base="owner/name")
+    name = f"{STEM}.0.mlp.experts.1.up_proj.lora_A.weight"
+    rewrite(tmp_path / "b", {name: np.ones((2, 8), np.float32)})
+    with pytest.raises(ValueError, match="unmatched key .*experts.1.up_proj"):
+        load_adapter(base, tmp_path / "b")
 
 
 def test_keys_that_do_not_fit_are_errors(base: Decoder, tmp_path: Path) -> None:

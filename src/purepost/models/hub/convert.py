@@ -1,110 +1,164 @@
-"""Between a Decoder and the tensors of a Hugging Face checkpoint.
+"""Between a model and the tensors of a Hugging Face checkpoint.
 
-On disk a projection is [out, in] and every layer's stands alone; ours are [layer, in, out].
+On disk a projection is [out, in] and every layer's stands alone; ours are [layer, in, out]. An
+expert's stands alone as well; ours are [layer, expert, in, out].
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, PyTree, Shaped
 
 from ...tree import map_named, named_leaves
 from ..decoder import Config, Decoder, init_decoder
-from .families import Family
+
+T = TypeVar("T")
 
 Tensor = Shaped[np.ndarray, "..."]
+# Our leaf → (name on disk, in which the first `{}` is the layer and the second the expert, whether
+# the last two axes are swapped there).
+Names = Mapping[str, tuple[str, bool]]
+Place = Callable[[str, Tensor], Array]  # (a leaf's name, its values) → the leaf on its devices
 
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints store what follows from the configuration
 _LISTED = 8  # names of each kind that an error lists
+_ALIGNMENT = 64  # bytes: what XLA wants of memory that it uses as it is
 
 
-def hf_names(name: str, family: Family, num_layers: int) -> list[str]:
-    """The checkpoint's names of one of our leaves: one, or one per layer."""
-    pattern, _ = family.names[name]
-    return [pattern.format(i) for i in range(num_layers)] if "{}" in pattern else [pattern]
+def on_default_device(name: str, values: Tensor) -> Array:
+    """A leaf where JAX puts arrays by default; on a CPU that is the memory it was read into."""
+    return jax.device_put(values)  # jnp.asarray copies
+
+
+def hf_names(name: str, names: Names, shape: tuple[int, ...]) -> list[str]:
+    """The checkpoint's names of one of our leaves of this shape: one, or one for each layer, or
+    for each layer and expert.
+    """
+    pattern, _ = names[name]
+    return [pattern.format(*index) for index in np.ndindex(*shape[: pattern.count("{}")])]
 
 
 def decoder_from_tensors(
-    config: Config, tensors: Mapping[str, Tensor], family: Family, dtype: DTypeLike | None
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    names: Names,
+    dtype: DTypeLike | None,
+    place: Place = on_default_device,
 ) -> Decoder:
     """The model that a checkpoint's tensors make, in `dtype`, or None: in the dtype on disk.
 
     Raises: ValueError that lists missing and unexpected tensors and those of another shape.
     """
     skeleton = eqx.filter_eval_shape(init_decoder, jr.key(0), config)
-    leaves = dict(named_leaves(skeleton))
-    wanted = {n for name in leaves for n in hf_names(name, family, config.num_layers)}
-    found = {name for name in tensors if not name.endswith(_BUFFER)}
-    if config.tie_embeddings:
-        found -= _repeated_head(tensors, family)
-    problems = [f"missing {name}" for name in sorted(wanted - found)[:_LISTED]]
-    problems += [f"unexpected {name}" for name in sorted(found - wanted)[:_LISTED]]
-    if problems:
-        raise ValueError(_report(len(wanted ^ found), problems))
+    repeated = _repeated_head(tensors, names) if config.tie_embeddings else None
+    return fill(skeleton, tensors, names, dtype, place, ignored=repeated)
+
+
+def fill(
+    skeleton: T,
+    tensors: Mapping[str, Tensor],
+    names: Names,
+    dtype: DTypeLike | None,
+    place: Place,
+    *,
+    ignored: str | None = None,
+) -> T:
+    """The skeleton with the arrays that the tensors make in place of its shapes.
+
+    A leaf is read tensor by tensor into the memory it will have, then placed: beside the model,
+    the host holds one tensor (and one leaf, where `place` moves it elsewhere). Raises: ValueError.
+    """
+    shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(skeleton)}
+    _check_names(shapes, set(tensors) - {ignored}, names)
     arrays: dict[str, Array] = {}
-    for name, leaf in leaves.items():
-        stacked = _stack(name, leaf.shape, tensors, family, config, problems)
-        arrays[name] = jnp.array(stacked, dtype=stacked.dtype if dtype is None else dtype)
-    if problems:
-        raise ValueError(_report(len(problems), problems[:_LISTED]))
+    for name, shape in shapes.items():
+        arrays[name] = place(name, _read_leaf(name, shape, tensors, names, dtype))
     return map_named(lambda name, _: arrays[name], skeleton)
 
 
-def tensors_from_decoder(model: Decoder, family: Family) -> dict[str, Tensor]:
+def tensors_from(model: PyTree, names: Names) -> dict[str, Tensor]:
     """The checkpoint's tensors of a model without adapters; tied embeddings are one tensor.
 
     Raises: ValueError for a leaf that has no name on disk.
     """
     out: dict[str, Tensor] = {}
     for name, leaf in named_leaves(eqx.filter(model, eqx.is_array)):
-        if name not in family.names:
+        if name not in names:
             raise ValueError(f"expected only plain weights, got {name}; merge the model first")
+        pattern, transposed = names[name]
         array = np.asarray(leaf)
-        layers = array if _is_stacked(name, family) else [array]
-        for target, layer in zip(hf_names(name, family, len(layers)), layers, strict=True):
-            out[target] = layer.T if family.names[name][1] else layer
+        each = array.reshape(-1, *array.shape[pattern.count("{}") :])
+        for target, tensor in zip(hf_names(name, names, array.shape), each, strict=True):
+            out[target] = tensor.swapaxes(-2, -1) if transposed else tensor
     return out
 
 
-def _is_stacked(name: str, family: Family) -> bool:
-    return "{}" in family.names[name][0]
+def _check_names(shapes: Mapping[str, tuple[int, ...]], found: set[str], names: Names) -> None:
+    """Raise unless the checkpoint has the tensors of these leaves and no others."""
+    found = {name for name in found if not name.endswith(_BUFFER)}
+    counts = [math.prod(shapes[name][: names[name][0].count("{}")]) for name in shapes]
+    if sum(counts) > 2 * len(found) + 1000:  # too many to be named one by one
+        raise ValueError(_report(sum(counts) - len(found), [f"{len(found)} are there"]))
+    wanted = {n for name, shape in shapes.items() for n in hf_names(name, names, shape)}
+    problems = [f"missing {name}" for name in sorted(wanted - found)[:_LISTED]]
+    problems += [f"unexpected {name}" for name in sorted(found - wanted)[:_LISTED]]
+    if problems:
+        raise ValueError(_report(len(wanted ^ found), problems))
 
 
-def _stack(
+def _read_leaf(
     name: str,
     shape: tuple[int, ...],
     tensors: Mapping[str, Tensor],
-    family: Family,
-    config: Config,
-    problems: list[str],
+    names: Names,
+    dtype: DTypeLike | None,
 ) -> Tensor:
-    """One of our leaves from its tensors; what does not fit becomes a line in `problems`."""
-    transposed = family.names[name][1]
-    sources = hf_names(name, family, config.num_layers)
-    one = shape[1:] if _is_stacked(name, family) else shape
-    expected = one[::-1] if transposed else one
-    out = np.empty((len(sources), *one), tensors[sources[0]].dtype)
+    """One of our leaves, read tensor by tensor."""
+    pattern, transposed = names[name]
+    one = shape[pattern.count("{}") :]
+    expected = (*one[:-2], one[-1], one[-2]) if transposed else one
+    sources = hf_names(name, names, shape)
+    out: Tensor | None = None
+    kind = None
+    problems: list[str] = []
     for i, source in enumerate(sources):
         tensor = tensors[source]
+        kind = tensor.dtype if kind is None else kind
         if tensor.shape != expected:
             problems.append(f"{source} of shape {tensor.shape}, not {expected}")
-        elif tensor.dtype != out.dtype:
-            problems.append(f"{source} of dtype {tensor.dtype}, not {out.dtype}")
+        elif tensor.dtype != kind or not jnp.issubdtype(kind, jnp.floating):
+            wanted = kind if jnp.issubdtype(kind, jnp.floating) else "a float"
+            problems.append(f"{source} of dtype {tensor.dtype}, not {wanted}")
         else:
-            out[i] = tensor.T if transposed else tensor
+            if out is None:
+                out = _empty((len(sources), *one), kind if dtype is None else jnp.dtype(dtype))
+            out[i] = tensor.swapaxes(-2, -1) if transposed else tensor
+        del tensor  # before the next is read
+    if problems or out is None:
+        raise ValueError(_report(len(problems), problems[:_LISTED]))
     return out.reshape(shape)
 
 
-def _repeated_head(tensors: Mapping[str, Tensor], family: Family) -> set[str]:
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    """Memory that starts where XLA's CPU arrays may."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _repeated_head(tensors: Mapping[str, Tensor], names: Names) -> str | None:
     """The output head's name, where a tied checkpoint repeats the embeddings under it."""
-    head, embed = family.names["head"][0], family.names["embed"][0]
-    if head in tensors and embed in tensors and np.array_equal(tensors[head], tensors[embed]):
-        return {head}
-    return set()
+    head, embed = names["head"][0], names["embed"][0]
+    both = head in tensors and embed in tensors
+    return head if both and np.array_equal(tensors[head], tensors[embed]) else None
 
 
 def _report(count: int, problems: list[str]) -> str:

@@ -1,20 +1,26 @@
 """Models in and out, whatever form they come in."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
+import jax.random as jr
 from jax.typing import DTypeLike
 
 from ...text.tokenizer import Tokenizer
+from ...tree import named_leaves
 from ...weights import has_adapters, merge, without_lora
-from ..decoder import Decoder
-from .convert import decoder_from_tensors, tensors_from_decoder
+from ..decoder import Decoder, init_decoder
+from .convert import Place, Tensor, decoder_from_tensors, fill, on_default_device, tensors_from
+from .documents import make_config, parse_config, write_object
 from .families import family_of
 from .fetch import fetch
 from .gguf import read_gguf
+from .orbax import is_orbax, read_orbax, write_leaves
 from .peft import save_adapter
-from .safetensors import read_checkpoint, write_checkpoint
+from .safetensors import CONFIG, read_checkpoint, write_checkpoint, write_directory
 
 
 class Loaded(NamedTuple):
@@ -24,30 +30,59 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(source: str | Path, *, dtype: DTypeLike | None = jnp.float32) -> Loaded:
-    """A model and its tokenizer from a directory in Hugging Face layout, a GGUF file, a hub id, or
-    "smollm2-135m", the default model.
+class Opened(NamedTuple):
+    """A model's files: config.json as Hugging Face has it, and tensors that are read when asked
+    for.
+    """
+
+    config: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: DTypeLike | None = jnp.float32,
+    place: Place = on_default_device,
+) -> Loaded:
+    """A model and its tokenizer from a directory in Hugging Face layout or by Orbax, a GGUF file, a
+    hub id, "smollm2-135m", the default model, or "gemma3-270m", to which Google's Gemma terms of
+    use apply.
 
     `dtype` is that of the weights; None keeps what is on disk (float32 from a GGUF file).
+    `place(name, values)` puts each leaf where it shall lie as soon as it is read, so that no
+    device, and no host beside the file's cache, ever holds more than its part and one leaf:
+    `lambda name, x: sharding.place({name: x}, mesh, rules)[name]`.
     Raises: FileNotFoundError for what is not there; ValueError for an unknown name or family,
     tensors that do not fit the configuration, and a tokenizer with more ids than the embeddings.
     """
     path = fetch(source)
+    if path.is_dir() and is_orbax(path):
+        return _load_orbax(path, dtype, place)
+    hf_config, tensors, tokenizer = open_model(path)
+    family, config = parse_config(hf_config)
+    check_tokenizer(tokenizer, config.vocab_size)
+    return Loaded(decoder_from_tensors(config, tensors, family.names, dtype, place), tokenizer)
+
+
+def open_model(path: Path) -> Opened:
+    """The files of a model in Hugging Face layout, or in one GGUF file."""
     if path.is_dir():
         hf_config, tensors = read_checkpoint(path)
-        tokenizer = Tokenizer.from_directory(path)
-    elif path.suffix == ".gguf":
-        hf_config, tensors, tokenizer = read_gguf(path)
-    else:
-        raise ValueError(f"expected a directory or a .gguf file, got {path}; name one of those")
-    family = family_of(hf_config.get("model_type"))
-    config = family.config_from_hf(hf_config)
-    if tokenizer.vocab_size > config.vocab_size:
+        return Opened(hf_config, tensors, Tokenizer.from_directory(path))
+    if path.suffix == ".gguf":
+        return Opened(*read_gguf(path))
+    raise ValueError(f"expected a directory or a .gguf file, got {path}; name one of those")
+
+
+def check_tokenizer(tokenizer: Tokenizer, most: int) -> None:
+    """Raise for a tokenizer that has more ids than the embeddings."""
+    if tokenizer.vocab_size > most:
         raise ValueError(
-            f"expected a tokenizer of at most {config.vocab_size} ids, the model's embeddings, "
+            f"expected a tokenizer of at most {most} ids, the model's embeddings, "
             f"got {tokenizer.vocab_size}; the tokenizer belongs to another model"
         )
-    return Loaded(decoder_from_tensors(config, tensors, family, dtype), tokenizer)
 
 
 def save(
@@ -65,19 +100,37 @@ def save(
     """
     target = Path(directory).expanduser()
     plain = merge(model) if merged else without_lora(model)
-    family = family_of(model.config.family)
-    config: dict[str, Any] = {
-        **family.config_to_hf(model.config),
-        "dtype": plain.embed.dtype.name,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_ids[0] if len(tokenizer.eos_ids) == 1 else tokenizer.eos_ids,
-        "pad_token_id": tokenizer.pad_id,
-    }
+    config = make_config(model.config, tokenizer, plain.embed.dtype.name)
 
     def also(path: Path) -> None:
         tokenizer.save(path)
         if has_adapters(model) and not merged:
             save_adapter(model, path / "adapter", base=str(target))
 
-    tensors = tensors_from_decoder(plain, family)
+    tensors = tensors_from(plain, family_of(model.config.family).names)
     write_checkpoint(target, config, tensors, max_shard_bytes=max_shard_bytes, also=also)
+
+
+def save_orbax(model: Decoder, tokenizer: Tokenizer, directory: str | Path) -> None:
+    """Write a model, its adapters merged, and its tokenizer as `load` reads them, the weights by
+    Orbax; wholly or not at all. Raises: ValueError when something is there already.
+    """
+    plain = merge(model)
+    config = make_config(model.config, tokenizer, plain.embed.dtype.name)
+
+    def write(path: Path) -> None:
+        write_object(path / CONFIG, config)
+        tokenizer.save(path)
+        write_leaves(plain, path)
+
+    write_directory(Path(directory).expanduser(), write)
+
+
+def _load_orbax(path: Path, dtype: DTypeLike | None, place: Place) -> Loaded:
+    hf_config, leaves = read_orbax(path)
+    _, config = parse_config(hf_config)
+    tokenizer = Tokenizer.from_directory(path)
+    check_tokenizer(tokenizer, config.vocab_size)
+    skeleton = eqx.filter_eval_shape(init_decoder, jr.key(0), config)
+    names = {name: (name, False) for name, _ in named_leaves(skeleton)}
+    return Loaded(fill(skeleton, leaves, names, dtype, place), tokenizer)

@@ -1,10 +1,9 @@
 """LoRA adapters in the layout of PEFT: adapter_config.json and adapter_model.safetensors.
 
 On disk lora_A is [r, in] and lora_B [out, r], one pair per layer; ours are [layer, in, r] and
-[layer, r, out].
+[layer, r, out]. Experts have no such form there (they are one parameter, not modules).
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -20,20 +19,24 @@ from jaxtyping import Array, Float
 from ...tree import map_named, named_leaves
 from ...weights import add_lora, has_adapters
 from ..decoder import Decoder
-from .convert import hf_names
-from .families import Family, family_of
+from .convert import Names, Tensor, hf_names
+from .documents import read_object, write_object
+from .families import family_of
 from .safetensors import read_file, save_tensors, write_directory
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_LARGEST = 1e9
+_REPEATS = re.compile(r"[*+{]")  # in a pattern: each multiplies the ways to match
+_SLOW = re.compile(r"\)[*+{]|\\\d")  # repeated groups and back references: ways without bound
 _KEY = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
 class _Adapter(NamedTuple):
     """One of our adapted weights: its two matrices and their scale."""
 
-    a: Float[Array, "l i r"]
-    b: Float[Array, "l r o"]
+    a: Float[Array, "*l i r"]
+    b: Float[Array, "*l r o"]
     scale: float
     dropout: float
 
@@ -50,26 +53,31 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     """Write the model's adapters; `base` names the model they belong to (a hub id or a directory).
 
     The scale is written as α/r, whatever rule made it. Raises: ValueError for a model without
-    adapters, or when something is there already.
+    adapters or with some on experts, or when something is there already.
     """
     found = _adapters(model)
     if not found:
         raise ValueError("expected a model with adapters, got none; add_lora makes some")
-    family = family_of(model.config.family)
-    tensors: dict[str, Float[np.ndarray, ...]] = {}
+    names = family_of(model.config.family).names
+    tensors: dict[str, Tensor] = {}
     modules: dict[str, _Adapter] = {}
     for name, adapter in found.items():
-        sources = hf_names(name, family, model.config.num_layers)
+        if names[name][0].count("{}") > 1:
+            raise ValueError(
+                f"expected no adapters on experts, got one on {name}, which PEFT cannot hold; "
+                "merge the model and save it whole"
+            )
+        sources = hf_names(name, names, adapter.a.shape)
         modules[sources[0].split(".")[-2]] = adapter
-        for i, source in enumerate(sources):
-            stem = _PREFIX + source.removesuffix(".weight")
-            tensors[f"{stem}.lora_A.weight"] = np.asarray(adapter.a[i]).T
-            tensors[f"{stem}.lora_B.weight"] = np.asarray(adapter.b[i]).T
+        for half, matrices in (("A", adapter.a), ("B", adapter.b)):
+            each = np.asarray(matrices).reshape(-1, *matrices.shape[-2:])
+            for source, matrix in zip(sources, each, strict=True):
+                stem = _PREFIX + source.removesuffix(".weight")
+                tensors[f"{stem}.lora_{half}.weight"] = matrix.T
     config = _config(modules, base)
 
     def write(path: Path) -> None:
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (path / CONFIG).write_text(text, encoding="utf-8")
+        write_object(path / CONFIG, config)
         save_tensors(path / WEIGHTS, tensors)
 
     write_directory(Path(directory).expanduser(), write)
@@ -87,12 +95,18 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
             raise FileNotFoundError(f"expected {path / name}, found none; name an adapter's folder")
     if has_adapters(model):
         raise ValueError("expected a model without adapters, got some; merge or remove them first")
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    config = read_object(path / CONFIG)
     _check_supported(config)
-    family = family_of(model.config.family)
-    matrices = _stack(model, read_file(path / WEIGHTS), family)
-    names = sorted({leaf.rpartition(".")[0] for leaf in matrices})
-    settings = _settings(config, names, family, model.config.num_layers)
+    names = family_of(model.config.family).names
+    matrices = _stack(model, read_file(path / WEIGHTS), names)
+    adapted_names = sorted({leaf.rpartition(".")[0] for leaf in matrices})
+    modules = {
+        name: [
+            n.removesuffix(".weight") for n in hf_names(name, names, matrices[f"{name}.a"].shape)
+        ]
+        for name in adapted_names
+    }
+    settings = _settings(config, modules)
     for name, (rank, _) in settings.items():
         if matrices[f"{name}.a"].shape[-1] != rank:
             raise ValueError(
@@ -101,13 +115,13 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
             )
     adapted = add_lora(
         model,
-        where=_any_of(names),
+        where=_any_of(adapted_names),
         key=jr.key(0),  # what it draws is replaced below
         rank=1,
         rank_stabilized=bool(config.get("use_rslora")),
         ranks={_any_of([name]): rank for name, (rank, _) in settings.items()},
         alphas={_any_of([name]): alpha for name, (_, alpha) in settings.items()},
-        dropout=float(config.get("lora_dropout", 0.0)),
+        dropout=_number(config, "lora_dropout", 0.0),
     )
     return map_named(lambda name, x: _replace(name, x, matrices.get(name)), adapted)
 
@@ -120,7 +134,7 @@ def _read(w: Any) -> _Adapter | None:
     return None
 
 
-def _replace(name: str, old: Any, new: Float[np.ndarray, "l _ _"] | None) -> Any:
+def _replace(name: str, old: Any, new: Tensor | None) -> Any:
     """The new matrix in float32, or the old leaf where there is none."""
     if new is None:
         return old
@@ -180,6 +194,8 @@ def _check_supported(config: Mapping[str, Any]) -> None:
         "lora_bias": False,
         "fan_in_fan_out": False,
         "layer_replication": None,
+        "target_parameters": None,
+        "trainable_token_indices": None,
         "alora_invocation_tokens": None,
         "arrow_config": None,
         "kasa_config": None,
@@ -197,21 +213,21 @@ def _check_supported(config: Mapping[str, Any]) -> None:
             )
 
 
-def _stack(
-    model: Decoder, tensors: Mapping[str, Float[np.ndarray, "_ _"]], family: Family
-) -> dict[str, Float[np.ndarray, "l _ _"]]:
+def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
     """The adapter's matrices as our leaves: "layers.attention.q.a" [l, in, r], ".b" [l, r, out].
 
     Raises: ValueError that lists keys of no weight of ours, layers left out, and uneven ranks.
     """
-    layers = model.config.num_layers
-    where = {
-        source.removesuffix(".weight"): (name, i)
-        for name, (pattern, _) in family.names.items()
-        if "{}" in pattern and name.count(".") > 1
-        for i, source in enumerate(hf_names(name, family, layers))
+    shapes = {name: x.shape for name, x in named_leaves(model) if name in names and names[name][1]}
+    sources = {
+        name: hf_names(name, names, shape)
+        for name, shape in shapes.items()
+        if names[name][0].count("{}") < 2
     }
-    parts: dict[str, dict[int, Float[np.ndarray, "_ _"]]] = {}
+    where = {
+        n.removesuffix(".weight"): (k, i) for k, all_ in sources.items() for i, n in enumerate(all_)
+    }
+    parts: dict[str, dict[int, Tensor]] = {}
     problems: list[str] = []
     for key in tensors:
         found = _KEY.fullmatch(key)
@@ -219,57 +235,93 @@ def _stack(
             problems.append(f"unmatched key {key}")
             continue
         name, i = where[found[1]]
-        parts.setdefault(f"{name}.{found[2].lower()}", {})[i] = tensors[key].T
+        matrix = tensors[key]
+        if matrix.ndim != 2 or not jnp.issubdtype(matrix.dtype, jnp.floating):
+            problems.append(f"{key} of shape {matrix.shape} and dtype {matrix.dtype}, no matrix")
+            continue
+        parts.setdefault(f"{name}.{found[2].lower()}", {})[i] = matrix.T
     for leaf, by_layer in parts.items():
-        lacking = sorted(set(range(layers)) - set(by_layer))
-        shapes = sorted({matrix.shape for matrix in by_layer.values()})
+        name, _, half = leaf.rpartition(".")
+        lacking = sorted(set(range(len(sources[name]))) - set(by_layer))
+        kinds = sorted({matrix.shape for matrix in by_layer.values()})
         if lacking:
             problems.append(f"{leaf} lacks layers {lacking}")
-        if len(shapes) > 1:
-            problems.append(f"{leaf} has several shapes {shapes}")
-        if f"{leaf[:-1]}{'b' if leaf[-1] == 'a' else 'a'}" not in parts:
+        if len(kinds) > 1:
+            problems.append(f"{leaf} has several shapes {kinds}")
+        if f"{name}.{'b' if half == 'a' else 'a'}" not in parts:
             problems.append(f"{leaf} stands without its other half")
     if problems or not parts:
         raise ValueError(
             f"expected an adapter of every layer of this model, got: "
             f"{'; '.join(problems[:8]) or 'no matrices'}; it belongs to another model"
         )
-    return {
-        leaf: np.stack([by_layer[i] for i in range(layers)]) for leaf, by_layer in parts.items()
-    }
+    out: dict[str, Tensor] = {}
+    for leaf, by_layer in parts.items():
+        stacked = np.stack([by_layer[i] for i in range(len(by_layer))])
+        layered = "{}" in names[leaf.rpartition(".")[0]][0]
+        out[leaf] = stacked if layered else stacked[0]
+    return out
 
 
 def _settings(
-    config: Mapping[str, Any], names: list[str], family: Family, layers: int
+    config: Mapping[str, Any], modules: Mapping[str, list[str]]
 ) -> dict[str, tuple[int, float]]:
     """Rank and alpha of each of our weights; in a stack of layers they are the same in all.
 
     PEFT takes the first pattern that matches the end of a module's name.
     """
-
-    def look_up(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-        for pattern, value in (patterns or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                return value
-        return default
-
+    ranks, alphas = (_patterns(config, f"{kind}_pattern") for kind in ("rank", "alpha"))
+    rank, alpha = _number(config, "r", None), _number(config, "lora_alpha", None)
     out: dict[str, tuple[int, float]] = {}
-    for name in names:
-        modules = [n.removesuffix(".weight") for n in hf_names(name, family, layers)]
-        found = {
-            (
-                int(look_up(config.get("rank_pattern"), module, config["r"])),
-                float(look_up(config.get("alpha_pattern"), module, config["lora_alpha"])),
-            )
-            for module in modules
-        }
+    for name, sources in modules.items():
+        found = {(_look_up(ranks, m, rank), _look_up(alphas, m, alpha)) for m in sources}
         if len(found) > 1:
             raise ValueError(
                 f"expected one rank and alpha in all layers of {name}, got {sorted(found)}; "
                 "merge that adapter with the library that made it, and load the merged model"
             )
-        out[name] = found.pop()
+        r, a = found.pop()
+        if r != int(r) or r < 1:
+            raise ValueError(f"expected whole ranks ≥ 1 in {CONFIG}, got {r} for {name}")
+        out[name] = (int(r), a)
     return out
+
+
+def _look_up(patterns: list[tuple[re.Pattern[str], float]], module: str, default: float) -> float:
+    return next((value for pattern, value in patterns if pattern.fullmatch(module)), default)
+
+
+def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
+    """The patterns of a setting with their values, as PEFT matches them.
+
+    A pattern that could be matched in very many ways, and so take for ever, is an error.
+    """
+    found = config.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"expected an object as {name} in {CONFIG}, got {found!r:.80}")
+    out: list[tuple[re.Pattern[str], float]] = []
+    for pattern in found:
+        if _SLOW.search(pattern) or len(_REPEATS.findall(pattern)) > 4 or len(pattern) > 500:
+            raise ValueError(
+                f"expected simple patterns as {name} in {CONFIG}, got {pattern!r:.80}; "
+                "name the modules themselves"
+            )
+        try:
+            out.append((re.compile(rf"(.*\.)?({pattern})"), _number(found, pattern, None)))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(
+                f"expected regular expressions as {name} in {CONFIG}, got {pattern!r:.80}: {error}"
+            ) from error
+    return out
+
+
+def _number(config: Mapping[str, Any], name: str, default: float | None) -> float:
+    """A finite number of the configuration."""
+    value = config.get(name, default)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not -_LARGEST < value < _LARGEST:
+        raise ValueError(f"expected a number as {name!r:.80} in {CONFIG}, got {value!r:.80}")
+    return float(value)
 
 
 def _any_of(names: list[str]) -> str:

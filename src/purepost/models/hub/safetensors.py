@@ -4,7 +4,7 @@ index of them.
 Tensors are read when asked for, each in the dtype it has on disk.
 """
 
-import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from .documents import parse_object, read_object, write_object
+
 Tensor = Shaped[np.ndarray, "..."]
 
+_TYPES = "F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split()
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
 
@@ -43,13 +46,14 @@ class Tensors(Mapping[str, Tensor]):
 def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
     """The configuration and the tensors of a checkpoint in Hugging Face layout.
 
-    Raises: FileNotFoundError when a file is missing, also one that the index names; ValueError when
-    a file lacks a tensor that the index puts there. Files that the index does not name are ignored.
+    Raises: FileNotFoundError when a file is missing, also one that the index names; ValueError for
+    files that are damaged, and when one lacks a tensor that the index puts there. Files that the
+    index does not name are ignored.
     """
     config_path, single, index = (directory / name for name in (CONFIG, SINGLE, INDEX))
     if not config_path.is_file():
         raise FileNotFoundError(f"expected {config_path}, found none; name a model's directory")
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config = read_object(config_path)
     if single.is_file():
         return config, read_file(single)
     if not index.is_file():
@@ -58,17 +62,14 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
             f"expected {SINGLE} or {INDEX} in {directory}, found {found}; "
             "save the weights as safetensors first"
         )
-    files = {
-        name: directory / file
-        for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-    }
+    files = _read_index(index)
     for path in sorted(set(files.values())):
         if not path.is_file():
             raise FileNotFoundError(f"expected {path}, which {INDEX} names, found none; fetch it")
         lacking = {name for name, file in files.items() if file == path} - set(_open(path).keys())
         if lacking:
             raise ValueError(
-                f"expected {path} to hold {sorted(lacking)}, as {INDEX} says, got none of that "
+                f"expected {path} to hold {sorted(lacking)[:8]}, as {INDEX} says, got none of that "
                 "name; fetch the checkpoint again"
             )
     return config, Tensors(files)
@@ -77,6 +78,21 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], Tensors]:
 def read_file(path: Path) -> Tensors:
     """The tensors of one safetensors file."""
     return Tensors(dict.fromkeys(_open(path).keys(), path))
+
+
+def _read_index(path: Path) -> dict[str, Path]:
+    """In which file beside the index each tensor stands; a file elsewhere is an error."""
+    files = read_object(path).get("weight_map")
+    if not isinstance(files, dict):
+        raise ValueError(f"expected an object weight_map in {path}, got {files!r:.80}; fetch it")
+    for name, file in files.items():
+        plain = isinstance(file, str) and re.fullmatch(r"[\w-][\w.-]*\.safetensors", file)
+        if not plain:
+            raise ValueError(
+                f"expected the name of a .safetensors file beside {path} for {name}, "
+                f"got {file!r:.80}; the index is damaged, or meant to lead elsewhere: do not use it"
+            )
+    return {name: path.parent / file for name, file in files.items()}
 
 
 def write_checkpoint(
@@ -93,8 +109,7 @@ def write_checkpoint(
     """
 
     def write(path: Path) -> None:
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (path / CONFIG).write_text(text, encoding="utf-8")
+        write_object(path / CONFIG, config)
         _write_shards(path, tensors, max_shard_bytes)
         if also is not None:
             also(path)
@@ -150,19 +165,30 @@ def _write_shards(path: Path, tensors: Mapping[str, Tensor], max_shard_bytes: in
         save_tensors(path / file, {name: tensors[name] for name in names})
         weight_map.update(dict.fromkeys(names, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (path / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_object(path / INDEX, index)
 
 
 def _open(path: Path) -> Any:
     """A reader of one file.
 
-    Raises: ValueError when it is no safetensors file or ends early.
+    Raises: ValueError when it is no safetensors file, ends early, names a tensor twice, or has one
+    of a type that NumPy lacks.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(str(path), framework="numpy")
-    except SafetensorError as error:
+        reader = safe_open(str(path), framework="numpy")
+    except (SafetensorError, ValueError, OSError) as error:
         raise ValueError(
             f"expected a safetensors file at {path}, got {error}; fetch it again"
         ) from error
+    with path.open("rb") as file:  # the reader has checked the length, and takes the last of two
+        length = int.from_bytes(file.read(8), "little")
+        header = parse_object(file.read(length), f"the header of {path}")
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] not in _TYPES:
+            raise ValueError(
+                f"expected {name} in {path} of a type among {', '.join(_TYPES)}, got "
+                f"{entry['dtype']}; save it in another precision"
+            )
+    return reader
