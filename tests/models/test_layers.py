@@ -1,4 +1,4 @@
-"""Norm, rotary positions and attention against their definitions in NumPy, float64."""
+"""Norm and attention against their definitions in NumPy, float64."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purepost.models import layers
-from purepost.models.layers import (
-    RopeScaling,
-    attention,
-    rms_norm,
-    rope_angles,
-    rope_frequencies,
-    rotate,
-)
-from purepost.models.llama import config_from_hf
+from purepost.models.layers import attention, gelu, rms_norm, soft_cap
 from purepost.types import Rows, causal_rows, check_rows
 
 T, HEADS, KEY_HEADS, WIDTH = 11, 4, 2, 3
@@ -191,46 +183,33 @@ def test_rms_norm_computes_in_float32_and_keeps_the_dtype() -> None:
     assert not np.isnan(np.asarray(rms_norm(jnp.zeros((1, 2)), jnp.ones(2), 1e-5))).any()
 
 
-def test_rotation_by_position_and_frequency() -> None:
-    cos, sin = rope_angles(jnp.asarray([1], jnp.int32), np.array([1.0, 1.0], np.float32))
-    got = rotate(jnp.asarray([[[1.0, 0.0, 0.0, 0.0]]]), cos, sin)
-    np.testing.assert_allclose(got[0, 0], [0.540302, 0, 0.841471, 0], atol=1e-6)
+def test_rms_norm_adds_the_offset_to_the_scale() -> None:
+    x, scale = jnp.asarray([[3.0, 4.0]]), jnp.asarray([0.5, -1.0])
+    want = np.array([[3.0, 4.0]]) / np.sqrt(12.5) * [1.5, 0.0]
+    np.testing.assert_allclose(rms_norm(x, scale, 0.0, 1.0), want, rtol=1e-6)
 
 
-def test_scores_depend_on_the_distance_of_positions_only() -> None:
-    rng = np.random.default_rng(0)
-    q, k = (jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32) for _ in range(2))
-    frequencies = rope_frequencies(8, 100.0)
-
-    def product(i: int, j: int) -> float:
-        a, b = (rope_angles(jnp.asarray([n], jnp.int32), frequencies) for n in (i, j))
-        return float((rotate(q, a[0], a[1]) * rotate(k, b[0], b[1])).sum())
-
-    assert product(37, 30) == pytest.approx(product(7, 0), rel=1e-5)
-    assert product(37, 30) != pytest.approx(product(38, 30), rel=1e-3)
+def test_scores_are_scaled_then_capped_then_masked() -> None:
+    """Two keys, one value feature: the weight of the second is a logistic function."""
+    rows = causal_rows(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
+    q, k = jnp.asarray([[[[0.0]], [[3.0]]]]), jnp.asarray([[[[0.0]], [[4.0]]]])
+    v = jnp.asarray([[[[0.0]], [[1.0]]]])
+    out = jax.jit(lambda *x: attention(*x, scale=0.5, softcap=2.0))(q, k, v, rows)
+    score = 2 * np.tanh(0.5 * 12 / 2)
+    np.testing.assert_allclose(out.reshape(-1), [0.0, 1 / (1 + np.exp(-score))], rtol=1e-6)
 
 
-def test_plain_and_linear_frequencies() -> None:
-    want = [1.0, 1 / 10, 1 / 100, 1 / 1000]  # 10000^(−2i/8)
-    np.testing.assert_allclose(rope_frequencies(8, 10000.0), want, rtol=1e-6)
-    stretched = rope_frequencies(8, 10000.0, RopeScaling("linear", 4.0))
-    np.testing.assert_allclose(stretched, np.array(want) / 4, rtol=1e-6)
+def test_a_traced_window_is_a_static_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "BLOCK", 4)
+    forest = Forest([-1, 0, 1, 2, 1, 4, 5, 0, 7, 8, 9])
+    q, k, v = (jnp.asarray(x)[None] for x in qkv(5))
+    out = jax.jit(lambda w: attention(q, k, v, forest.rows(), w)[0])(jnp.asarray(3, jnp.int32))
+    np.testing.assert_allclose(out, twin(*qkv(5), forest, 3), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("wavelength", "factor"), [(1024.0, 1.0), (4096.0, 0.416667), (16384.0, 0.125)]
-)
-def test_llama3_scaling_by_wavelength(wavelength: float, factor: float) -> None:
-    """With width 4 the second frequency is θ^(−1/2): θ = (wavelength / 2π)²."""
-    theta = (wavelength / (2 * np.pi)) ** 2
-    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
-    plain, scaled = rope_frequencies(4, theta), rope_frequencies(4, theta, scaling)
-    assert 2 * np.pi / plain[1] == pytest.approx(wavelength, rel=1e-6)
-    assert scaled[1] / plain[1] == pytest.approx(factor, rel=2e-6)
-
-
-def test_an_unknown_scaling_is_an_error() -> None:
-    with pytest.raises(ValueError, match="expected RoPE scaling 'linear' or 'llama3', got 'yarn'"):
-        RopeScaling("yarn", 2.0)
-    with pytest.raises(ValueError, match="linear or llama3, got 'longrope'"):
-        config_from_hf({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})
+def test_gelu_and_the_cap_by_their_formulas() -> None:
+    x = np.linspace(-4, 4, 9, dtype=np.float32)
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    np.testing.assert_allclose(gelu(jnp.asarray(x)), 0.5 * x * (1 + np.tanh(inner)), atol=1e-6)
+    np.testing.assert_allclose(soft_cap(jnp.asarray(x), 2.0), 2 * np.tanh(x / 2), atol=1e-6)
+    assert soft_cap(jnp.asarray(x), None).tolist() == x.tolist()

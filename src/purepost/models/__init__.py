@@ -7,9 +7,11 @@ if __name__ != "purepost.models":
         "write `import purepost.models`"
     )
 
+from .config import Config as Config
 from .containers import WithReference as WithReference
 from .containers import with_reference as with_reference
-from .decoder import Config as Config
 from .decoder import Decoder as Decoder
 from .decoder import init_decoder as init_decoder
-from .layers import RopeScaling as RopeScaling
+from .moe import load_balancing_loss as load_balancing_loss
+from .moe import real_tokens as real_tokens
+from .rope import RopeScaling as RopeScaling

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..types import causal_rows, divide_rows
+from ..types import causal_rows
 from ..weights import tile
-from .decoder import Block, Decoder, finish, project
-from .layers import rms_norm, rope_angles
+from .config import Config
+from .decoder import Block, Decoder, finish, norm, project
+from .layers import soft_cap
 
 
 class Layer(eqx.Module):
@@ -80,31 +81,38 @@ def unstack(model: Decoder) -> list[Block]:
 
 
 def _attend(
+    config: Config,
     q: Float[Array, "p g n m k"],
     layer: Layer,
     lengths: Int[Array, " p"],
     step: Int[Array, ""],
+    window: int | None,
 ) -> Float[Array, "p g n m k"]:
     """Softmax attention of one query per branch over its prompt and its own tokens up to `step`."""
     p, g, n, m, width = q.shape
-    q = (q * jnp.asarray(width**-0.5, q.dtype)).transpose(0, 2, 1, 3, 4)  # p n g m k
+    scale = width**-0.5 if config.query_scale is None else config.query_scale
+    q = (q * jnp.asarray(scale, q.dtype)).transpose(0, 2, 1, 3, 4)  # p n g m k
     flat = q.reshape(p, n, g * m, width)
     before = jnp.einsum(
         "pnqk,pnks->pnqs", flat, layer.prefix_k, preferred_element_type=jnp.float32
     ).reshape(p, n, g, m, -1)
     # A branch has few queries: multiplying and adding up beats many tiny matrix products.
     own = (q[..., None] * layer.branch_k[:, :, :, None]).astype(jnp.float32).sum(-2)
-    s, t = before.shape[-1], own.shape[-1]
-    real = (jnp.arange(s) < lengths[:, None])[:, None, None, None]
-    before = jnp.where(real, before, -jnp.inf)
-    own = jnp.where(jnp.arange(t) <= step, own, -jnp.inf)
+    before, own = (soft_cap(x, config.attention_softcap) for x in (before, own))
+    s, t = jnp.arange(before.shape[-1]), jnp.arange(own.shape[-1])
+    real, past = s < lengths[:, None], t <= step
+    if window is not None:
+        real &= lengths[:, None] + step - s < window
+        past &= step - t < window
+    before = jnp.where(real[:, None, None, None], before, -jnp.inf)
+    own = jnp.where(past, own, -jnp.inf)
     top = jnp.maximum(before.max(-1), own.max(-1))[..., None]
     before, own = jnp.exp(before - top), jnp.exp(own - top)
     total = (before.sum(-1) + own.sum(-1))[..., None]
     dtype = layer.prefix_v.dtype
     mixed = jnp.einsum(
         "pnqs,pnsk->pnqk",
-        before.reshape(p, n, g * m, s).astype(dtype),
+        before.reshape(p, n, g * m, -1).astype(dtype),
         layer.prefix_v,
         preferred_element_type=jnp.float32,
     ).reshape(p, n, g, m, width)
@@ -124,12 +132,12 @@ def decode(
     """
     put = jax.lax.dynamic_update_slice_in_dim
     config = model.config
-    x = divide_rows(model.embed[tokens])
+    x = model.lookup(tokens)
     positions = jnp.broadcast_to(cache.lengths[:, None] + step, tokens.shape)
-    angles = rope_angles(positions, model.frequencies)
+    turned = {w: config.rope(w).angles(positions) for w in set(config.layer_windows)}
     layers = []
-    for block, layer in zip(blocks, cache.layers, strict=True):
-        q, k, v = project(block, config, x, angles)
+    for block, layer, window in zip(blocks, cache.layers, config.layer_windows, strict=True):
+        q, k, v = project(block, config, x, turned[window])
         p, g, h, width = q.shape
         k, v = (y.transpose(0, 2, 1, 3) for y in (k, v))  # p n g k
         layer = Layer(
@@ -139,7 +147,7 @@ def decode(
             put(layer.branch_v, v[..., None, :], step, axis=3),
         )
         q = q.reshape(p, g, config.num_kv_heads, h // config.num_kv_heads, width)
-        mixed = _attend(q, layer, cache.lengths, step).reshape(p, g, h, width)
-        x = finish(block, config, x, mixed)
+        mixed = _attend(config, q, layer, cache.lengths, step, window).reshape(p, g, h, width)
+        x, _ = finish(block, config, x, mixed)
         layers.append(layer)
-    return rms_norm(x, model.norm, config.norm_eps), Cache(layers, cache.lengths)
+    return norm(config, x, model.norm), Cache(layers, cache.lengths)

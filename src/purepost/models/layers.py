@@ -1,12 +1,10 @@
-"""Layers of the decoder: norm, rotary positions, attention over forest rows, gated MLP."""
+"""Layers of the decoder: norm, attention over forest rows, gated MLP."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..types import Rows
@@ -14,69 +12,33 @@ from ..weights import Weight, linear
 
 BLOCK = 128  # queries per attention block, tokens
 
+Activation = Callable[[Array], Array]
+
+
+def gelu(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """x·Φ(x) by its tanh approximation. Source: Hendrycks & Gimpel, 1606.08415, §2."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def soft_cap(x: Float[Array, "*s"], cap: float | None) -> Float[Array, "*s"]:
+    """cap · tanh(x / cap): nearly x near 0, never beyond ±cap. None: x.
+
+    Source: Gemma Team, Gemma 2, 2408.00118, §2.
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
 
 def rms_norm(
-    x: Float[Array, "*s d"], scale: Float[Array, " d"], eps: float
+    x: Float[Array, "*s d"], scale: Float[Array, " d"], eps: float, offset: float = 0.0
 ) -> Float[Array, "*s d"]:
-    """x / √(mean x² + ε) · scale, in float32. Source: Zhang & Sennrich, 1910.07467, eq. 4."""
+    """x / √(mean x² + ε) · (offset + scale), in float32.
+
+    Source: Zhang & Sennrich, 1910.07467, eq. 4.
+    """
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
-    return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
-
-    Kinds: "linear", "llama3".
-    """
-
-    kind: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise ValueError(f"expected RoPE scaling 'linear' or 'llama3', got {self.kind!r}")
-
-
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None = None
-) -> Float[np.ndarray, " half"]:
-    """Inverse frequencies, radians per token.
-
-    Source: Su et al., RoFormer, 2104.09864, §3.2.2; Llama 3.1's by wavelength.
-    """
-    frequencies = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is None:
-        return frequencies.astype(np.float32)
-    if scaling.kind == "linear":
-        return (frequencies / scaling.factor).astype(np.float32)
-    wavelengths = 2 * math.pi / frequencies
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = (scaling.original_max_positions / wavelengths - low) / (high - low)
-    smooth = np.clip(smooth, 0, 1)  # 0: long waves, all of the stretch; 1: short waves, none
-    return (frequencies * ((1 - smooth) / scaling.factor + smooth)).astype(np.float32)
-
-
-def rope_angles(
-    positions: Int[Array, "*s"], frequencies: Float[np.ndarray, " half"]
-) -> tuple[Float[Array, "*s half"], Float[Array, "*s half"]]:
-    """(cos, sin) of position × frequency."""
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(
-    x: Float[Array, "*s h k"], cos: Float[Array, "*s half"], sin: Float[Array, "*s half"]
-) -> Float[Array, "*s h k"]:
-    """Turn the pairs (x_i, x_{i + k/2}) of every head by the angles."""
-    half = x.shape[-1] // 2
-    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    c, s = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate([a * c - b * s, b * c + a * s], -1).astype(x.dtype)
+    scale = scale.astype(jnp.float32)
+    return (x32 * (scale + offset if offset else scale)).astype(x.dtype)
 
 
 def visible(
@@ -84,10 +46,10 @@ def visible(
     positions: Int[Array, "b t"],
     start: int,
     stop: int,
-    window: int | None = None,
+    window: int | Int[Array, ""] | None = None,
 ) -> Bool[Array, "b q s"]:
     """Which of the tokens [0, stop) the queries [start, stop) see: j ≤ i < end[j], themselves,
-    and no further than the window.
+    and no further than the window: fewer tokens back on their path than it.
     """
     i = jnp.arange(start, stop, dtype=jnp.int32)[:, None]
     j = jnp.arange(stop, dtype=jnp.int32)[None, :]
@@ -102,16 +64,20 @@ def attention(
     k: Float[Array, "b t n k"],
     v: Float[Array, "b t n k"],
     rows: Rows,
-    window: int | None = None,
+    window: int | Int[Array, ""] | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "b t h k"]:
     """Softmax attention over forest rows, h query heads sharing n key heads, a block of queries
-    at a time.
+    at a time. `scale` multiplies the queries: by default 1/√k.
 
     A block's scores are computed again in the backward pass, so no [t, t] array is kept.
     """
     b, t, h, width = q.shape
     n = k.shape[2]
-    q = (q * jnp.asarray(width**-0.5, q.dtype)).reshape(b, t, n, h // n, width)
+    scale = width**-0.5 if scale is None else scale
+    q = (q * jnp.asarray(scale, q.dtype)).reshape(b, t, n, h // n, width)
 
     @jax.checkpoint
     def block(
@@ -121,7 +87,8 @@ def attention(
         seen: Bool[Array, "b q s"],
     ) -> Float[Array, "b q n m k"]:
         scores = jnp.einsum("bqnmk,bsnk->bnmqs", q, k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf))
+        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), -jnp.inf)
+        weights = jax.nn.softmax(scores)
         return jnp.einsum("bnmqs,bsnk->bqnmk", weights.astype(v.dtype), v)
 
     blocks = []
@@ -140,22 +107,31 @@ class Attention(eqx.Module):
     k: Weight
     v: Weight
     o: Weight
+    q_bias: Float[Array, "*l _"] | None = None
+    k_bias: Float[Array, "*l _"] | None = None
+    v_bias: Float[Array, "*l _"] | None = None
+    q_norm: Float[Array, "*l k"] | None = None  # of each head's queries, and of its keys
+    k_norm: Float[Array, "*l k"] | None = None
 
 
 class MLP(eqx.Module):
-    """down(silu(gate x) · up x). Source: Shazeer, 2002.05202, eq. 6."""
+    """down(activation(gate x) · up x). Source: Shazeer, 2002.05202, eq. 6."""
 
     gate: Weight
     up: Weight
     down: Weight
 
     def __call__(
-        self, x: Float[Array, "*s d"], *, key: Key[Array, " b"] | None = None
+        self,
+        x: Float[Array, "*s d"],
+        activation: Activation,
+        *,
+        key: Key[Array, " b"] | None = None,
     ) -> Float[Array, "*s d"]:
         """The block's output; `key` (one per row) turns adapter dropout on."""
         gate = linear(x, self.gate, key=subkey(key, 4))
         up = linear(x, self.up, key=subkey(key, 5))
-        return linear(jax.nn.silu(gate) * up, self.down, key=subkey(key, 6))
+        return linear(activation(gate) * up, self.down, key=subkey(key, 6))
 
 
 def subkey(key: Key[Array, " b"] | None, name: int) -> Key[Array, " b"] | None:

@@ -1,6 +1,7 @@
 """Kinds of weights and the transforms between them."""
 
 from .linear import Weight as Weight
+from .linear import grouped_linear as grouped_linear
 from .linear import linear as linear
 from .linear import shape_of as shape_of
 from .lora import ALL_LINEAR as ALL_LINEAR

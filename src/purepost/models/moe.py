@@ -1,0 +1,102 @@
+"""A mixture of experts in the place of a layer's MLP: every token goes to its likeliest few.
+
+No token is dropped: an expert computes as many as chose it.
+Source: Shazeer et al., Outrageously large neural networks, 1701.06538, §2; Gale et al.,
+MegaBlocks, 2211.15841, §4 (none dropped).
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from ..types import Rows
+from ..weights import Weight, grouped_linear, linear
+from .layers import Activation, subkey
+
+
+class MoE(eqx.Module):
+    """Σ over the chosen experts e of p_e · down_e(activation(gate_e x) · up_e x)."""
+
+    router: Weight  # [d, e]
+    gate: Weight  # [e, d, f]
+    up: Weight
+    down: Weight  # [e, f, d]
+
+    def __call__(
+        self,
+        x: Float[Array, "*s d"],
+        activation: Activation,
+        chosen: int,
+        *,
+        normalize: bool,
+        key: Key[Array, " b"] | None = None,
+    ) -> tuple[Float[Array, "*s d"], Float[Array, "*s e"]]:
+        """The block's output, and the router's probabilities, float32; `chosen` experts a token.
+
+        `normalize` makes the chosen experts' weights add up to 1; `key` (one per row) turns adapter
+        dropout on.
+        """
+        logits = linear(x, self.router, key=subkey(key, 7)).astype(jnp.float32)
+        probabilities = jax.nn.softmax(logits)
+        weights, experts = jax.lax.top_k(probabilities, chosen)
+        if normalize:
+            weights /= weights.sum(-1, keepdims=True)
+        order, sizes = by_expert(experts.reshape(-1), probabilities.shape[-1])
+
+        def sort(y: Array) -> Array:
+            """[*s, ...] → one for every choice, by expert."""
+            flat = y.reshape(-1, y.shape[-1])
+            repeated = jnp.repeat(
+                flat, chosen, 0
+            )  # its gradient is a sum, where a gather's adds up
+            return repeated.at[order].get(unique_indices=True)
+
+        def keys(name: int) -> Key[Array, " n"] | None:
+            return None if key is None else _choice_keys(key, name, experts.size)[order]
+
+        inputs = sort(x)
+        gate = grouped_linear(inputs, self.gate, sizes, key=keys(4))
+        up = grouped_linear(inputs, self.up, sizes, key=keys(5))
+        out = grouped_linear(activation(gate) * up, self.down, sizes, key=keys(6))
+        out = out.at[jnp.argsort(order)].get(unique_indices=True).reshape(*experts.shape, -1)
+        return (out * weights[..., None].astype(x.dtype)).sum(-2), probabilities
+
+
+def by_expert(experts: Int[Array, " n"], count: int) -> tuple[Int[Array, " n"], Int[Array, " e"]]:
+    """The order that sorts choices by expert, and how many chose each of `count` experts."""
+    sizes = (experts[:, None] == jnp.arange(count, dtype=experts.dtype)).sum(0, dtype=jnp.int32)
+    return jnp.argsort(experts), sizes
+
+
+def _choice_keys(key: Key[Array, " b"], name: int, choices: int) -> Key[Array, " n"]:
+    """A key for every choice of every row."""
+    indices = jnp.arange(choices // key.shape[0], dtype=jnp.uint32)
+    of_row = lambda k: jax.vmap(lambda i: jr.fold_in(jr.fold_in(k, name), i))(indices)  # noqa: E731
+    return jax.vmap(of_row)(key).reshape(-1)
+
+
+def real_tokens(rows: Rows) -> Bool[Array, "b t"]:
+    """Which slots of the rows hold a token of more than itself, and no padding."""
+    index = jnp.arange(rows.end.shape[1], dtype=rows.end.dtype)
+    return (rows.end > index) & ((rows.end > index + 1) | (rows.parent != index))
+
+
+def load_balancing_loss(
+    probabilities: Float[Array, "l b t e"], real: Bool[Array, "b t"], chosen: int
+) -> Float[Array, ""]:
+    """e · Σ_i f_i p_i: f_i the share of tokens that choose expert i, p_i its mean probability, over
+    the real tokens of all layers; `chosen` at an even load. Rows couple: it is of a whole batch.
+
+    Source: Fedus et al., Switch Transformers, 2101.03961, eq. 4-6, for several experts a token.
+    """
+    count = probabilities.shape[-1]
+    _, experts = jax.lax.top_k(probabilities, chosen)
+    picked = (experts[..., None] == jnp.arange(count, dtype=experts.dtype)).any(-2)
+    tokens = jnp.maximum(real.sum(dtype=jnp.float32) * probabilities.shape[0], 1)
+
+    def mean(x: Float[Array, "l b t e"]) -> Float[Array, " e"]:
+        return jnp.where(real[None, ..., None], x, 0.0).sum((0, 1, 2)) / tokens
+
+    return count * (mean(picked.astype(jnp.float32)) * mean(probabilities)).sum()

@@ -1,0 +1,199 @@
+"""Tiny random checkpoints of every family, with the logits that transformers gives them, and its
+RoPE frequencies. make.py calls it; alone it makes these files again.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+)
+from transformers.modeling_rope_utils import (  # pyright: ignore[reportMissingImports]
+    ROPE_INIT_FUNCTIONS,
+)
+
+HERE = Path(__file__).parent
+LENGTHS = (256, 97)  # tokens; the first row reaches the last position
+POSITIONS = np.array([[0, 1, 11, 12, 13, 40, 127, 128, 129, 254, 255], [*range(9), 50, 96]])
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+SHARED = {
+    "vocab_size": 288,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+FOUR = {"num_hidden_layers": 4}
+
+# What each family has of its own, at sizes where it shows.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {**YARN, "rope_theta": 500.0}, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 12, "tie_word_embeddings": False},
+    "qwen2": {
+        "head_dim": None,
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+    },
+    "qwen3": {
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0},
+    },
+    "qwen3_moe": {
+        "moe_intermediate_size": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+    "gemma": {"num_key_value_heads": 1},
+    "gemma2": {
+        **FOUR,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 12,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3_text": {
+        **FOUR,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 12,
+        "layer_types": [f"{x}_attention" for x in ("sliding", "sliding", "full", "sliding")],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+}
+
+# RoPE parameters, positions of the model, and of the sequence.
+ROPES: list[tuple[dict[str, Any], int, int]] = [
+    ({"rope_type": "linear", "factor": 4.0}, 512, 512),
+    ({"rope_type": "dynamic", "factor": 4.0}, 512, 512),
+    ({"rope_type": "dynamic", "factor": 4.0}, 512, 1500),
+    (
+        {
+            **{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 256},
+            **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        },
+        *(2048, 2048),
+    ),
+    (YARN, 256, 256),
+    ({**YARN, "beta_fast": 20.0, "beta_slow": 2.0, "truncate": False}, 256, 256),
+    ({**YARN, "attention_factor": 1.25}, 256, 256),
+    ({**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}, 256, 256),
+    ({**YARN, "factor": 1.0}, 64, 64),
+]
+
+
+def random_weights(model: Any) -> None:
+    """Values that let everything show: scales away from 1, biases, matrices of size 1/√in."""
+    torch.manual_seed(0)
+    offset = "Gemma" in type(model).__name__
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.ndim == 1 and "norm" in name:
+                parameter.uniform_(-0.5, 0.5) if offset else parameter.uniform_(0.5, 1.5)
+            elif parameter.ndim == 1:
+                parameter.normal_(0, 0.5)
+            else:
+                embed = 0.2 if offset else 1.0
+                parameter.normal_(0, embed if "embed" in name else parameter.shape[-1] ** -0.5)
+
+
+@torch.no_grad()
+def family_directory(path: Path, model_type: str, tokenizer: Path) -> dict[str, Any]:
+    """Write a tiny checkpoint; the logits of two rows of uneven lengths."""
+    fields = {k: v for k, v in {**SHARED, **FAMILIES[model_type]}.items() if v is not None}
+    config = AutoConfig.for_model(model_type, **fields)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    random_weights(model)
+    model.save_pretrained(path)
+    for name in TOKENIZER:
+        shutil.copyfile(tokenizer / name, path / name)
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(path, **options).eval()
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, SHARED["vocab_size"], (2, LENGTHS[0])).astype(np.int32)
+    mask = np.arange(LENGTHS[0]) < np.array(LENGTHS)[:, None]
+    more = {"output_router_logits": True} if model_type == "qwen3_moe" else {}
+    out = model(
+        torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(mask).long(), **more
+    )
+    logits = np.stack([x[at] for x, at in zip(out.logits.numpy(), POSITIONS, strict=True)])
+    golden = {"ids": ids, "lengths": np.array(LENGTHS, np.int32), "logits": logits}
+    golden["positions"] = POSITIONS.astype(np.int32)
+    if more:
+        golden["load_balancing_loss"] = out.aux_loss.numpy()
+    return golden
+
+
+def rope_table() -> list[dict[str, Any]]:
+    """Frequencies and factors as transformers computes them."""
+    rows = []
+    for parameters, positions, length in ROPES:
+        config = LlamaConfig(
+            head_dim=32,
+            max_position_embeddings=positions,
+            rope_parameters={**parameters, "rope_theta": 700.0},
+        )
+        frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+            config, torch.device("cpu"), seq_len=length
+        )
+        row = {"parameters": {**parameters, "rope_theta": 700.0}, "positions": positions}
+        row |= {"length": length, "factor": factor}
+        rows.append({**row, "frequencies": [float(f"{x:.8g}") for x in frequencies]})
+    return rows
+
+
+def make_families(target: Path) -> None:
+    """Write the checkpoints, each with its golden numbers beside it; tiny-tied is there already."""
+    for model_type in FAMILIES:
+        path = target / model_type
+        shutil.rmtree(path, ignore_errors=True)
+        golden = family_directory(path, model_type, target / "tiny-tied")
+        np.savez_compressed(target / f"{model_type}.npz", **golden)
+    text = json.dumps(rope_table(), indent=0) + "\n"
+    (target / "rope.json").write_text(text, encoding="utf-8")
+
+
+def check_families(golden: Path, report: Callable[[str], None]) -> list[str]:
+    """Save each family's model and compare transformers' logits of it with ours, to 1e-4."""
+    from exports import logits, reference_logits
+
+    from purepost.models.hub import load, save
+
+    wrong: list[str] = []
+    for name in FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            model, tokenizer = load(golden / name)
+            save(model, tokenizer, Path(folder) / name)
+            theirs = reference_logits(Path(folder) / name)
+        worst = float(np.abs(logits(model) - theirs).max())
+        report(f"saved {name}: max |Δlogit| {worst:.1e}")
+        wrong += [f"saved {name}: logits differ by {worst}"] if worst > 1e-4 else []
+    return wrong
+
+
+if __name__ == "__main__":
+    make_families(HERE)
