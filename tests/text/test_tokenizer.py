@@ -166,7 +166,7 @@ def test_sentencepiece_bytes() -> None:
     assert [table[i] for i in ids] == [b" ab", b"\xc3", b"\xa9"]
     fields = sentencepiece_fields()
     fields["tokenizer.ggml.scores"] = fields["tokenizer.ggml.scores"][:-1]
-    with pytest.raises(ValueError, match="expected 274 tokenizer.ggml.scores, got 273"):
+    with pytest.raises(ValueError, match="each of 274 tokens, got 273 and 274"):
         Tokenizer.from_gguf(fields)
 
 
@@ -224,7 +224,7 @@ def test_reads_every_spelling_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_bad_directories_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="expected .*tokenizer.json, found none"):
+    with pytest.raises(FileNotFoundError, match="expected .*tokenizer.json or .*, found neither"):
         Tokenizer.from_directory(tmp_path)
     Backend(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="expected an EOS token, got none"):

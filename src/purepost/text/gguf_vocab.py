@@ -1,17 +1,26 @@
 """The tokenizer inside a GGUF file, rebuilt for the `tokenizers` library.
 
 Two kinds of vocabulary are common: byte-level BPE with merges ("gpt2"), cut into words first by a
-pattern that the file names, and SentencePiece BPE ("llama"), which has scores in place of merges:
-the piece with the highest score is merged first, so sorting all merges by score does the same.
+pattern that the file names, and SentencePiece BPE ("llama"), which has scores in place of merges.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+import numpy as np
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-CONTROL, USER_DEFINED = 3, 4  # token types of the format; 1 normal, 2 unknown, 5 unused, 6 byte
+from .pieces import (
+    NORMAL,
+    USER_DEFINED,
+    Pieces,
+    add_ends,
+    add_special,
+    bpe_model,
+    space_decoder,
+    space_normalizers,
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -39,39 +48,91 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
 def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
     """The tokenizer described by a GGUF file's `tokenizer.ggml.*` fields.
 
-    Raises: ValueError for a kind of vocabulary or a pre-tokenizer this file does not know.
+    Raises: ValueError for a kind of vocabulary or a pre-tokenizer this file does not know, and for
+    fields of other types or lengths than the format's.
     """
     kind = fields.get("tokenizer.ggml.model")
-    if "tokenizer.ggml.tokens" not in fields:
-        raise ValueError(
-            "expected tokenizer.ggml.tokens in the GGUF file, got none; use a file with a tokenizer"
-        )
-    tokens = list(fields["tokenizer.ggml.tokens"])
-    types = [int(t) for t in fields.get("tokenizer.ggml.token_type", [1] * len(tokens))]
-    if kind == "gpt2":
-        backend = _byte_level(fields, tokens)
-    elif kind == "llama":
-        backend = _sentencepiece(fields, tokens, types)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise ValueError(
             f"expected tokenizer.ggml.model 'gpt2' or 'llama', got {kind!r}; "
             "load the model in Hugging Face layout"
         )
-    _add_special(backend, tokens, types)
-    _add_bos(backend, fields, tokens, default=kind == "llama")
+    # llama.cpp gives tokens that are empty a name, too
+    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(_texts(fields, "tokens"))]
+    types = [int(t) for t in _numbers(fields, "token_type", [NORMAL] * len(tokens))]
+    if kind == "llama":
+        backend, pieces = _sentencepiece(fields, tokens, types)
+    else:
+        pieces = Pieces(tokens, [0.0] * len(tokens), types)
+        backend = _byte_level(fields, tokens)
+    add_special(backend, pieces)
+    texts = pieces.of(USER_DEFINED)
+    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in texts])
+    bos, eos = token_id(fields, "bos"), token_id(fields, "eos")
+    begins = bool(fields.get("tokenizer.ggml.add_bos_token", kind == "llama"))
+    ends = bool(fields.get("tokenizer.ggml.add_eos_token", False))
+    add_ends(backend, bos=bos if begins else None, eos=eos if ends else None)
     return backend
+
+
+def token_id(fields: Mapping[str, Any], name: str) -> int | None:
+    """The id of a special token, None where the file names none. Raises: ValueError for no id."""
+    value = fields.get(f"tokenizer.ggml.{name}_token_id")
+    if value is None:
+        return None
+    size = len(fields["tokenizer.ggml.tokens"])
+    if not isinstance(value, int | np.integer) or not 0 <= value < size:
+        if name == "padding":  # some files name one beyond the vocabulary; llama.cpp leaves it out
+            return None
+        raise ValueError(
+            f"expected tokenizer.ggml.{name}_token_id below {size}, got {value!r}; mend the file"
+        )
+    return int(value)
+
+
+def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
+    return [_checked(name, value, str) for value in _array(fields, name)]
+
+
+def _numbers(fields: Mapping[str, Any], name: str, default: Sequence[int]) -> list[float]:
+    if f"tokenizer.ggml.{name}" not in fields:
+        return [float(i) for i in default]
+    kinds = int | float | np.integer | np.floating
+    numbers = [float(_checked(name, value, kinds)) for value in _array(fields, name)]
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"expected finite tokenizer.ggml.{name}, got others; mend the file")
+    return numbers
+
+
+def _array(fields: Mapping[str, Any], name: str) -> Sequence[Any] | np.ndarray:
+    value = fields.get(f"tokenizer.ggml.{name}")
+    if value is None:
+        raise ValueError(
+            f"expected tokenizer.ggml.{name} in the GGUF file, got none; "
+            "use a file with a tokenizer"
+        )
+    return _checked(name, value, list | tuple | np.ndarray)
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"expected tokenizer.ggml.{name} of the format's type, got {type(value).__name__}; "
+            "mend the file"
+        )
+    return value
 
 
 def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str]) -> Backend:
     """Byte-level BPE: words by regular expression, bytes written as printable characters."""
     pre = fields.get("tokenizer.ggml.pre", "default")
-    if pre not in PATTERNS:
+    if not isinstance(pre, str) or pre not in PATTERNS:
         raise ValueError(
             f"expected tokenizer.ggml.pre to be one of {sorted(PATTERNS)}, got {pre!r}; "
             "load the model in Hugging Face layout, whose tokenizer.json holds the rule itself"
         )
-    merges = [_pair(merge) for merge in fields["tokenizer.ggml.merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [_pair(merge, vocab) for merge in _texts(fields, "merges")]
     whole_words = PATTERNS[pre] is _LLAMA3  # a word that is a token as it stands is not merged
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words))
     if PATTERNS[pre] is _QWEN2:
@@ -83,63 +144,22 @@ def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str]) -> Backend:
     return backend
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, right = merge.split(" ", 1)
+def _pair(merge: str, vocab: Mapping[str, int]) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not (left in vocab and right in vocab and left + right in vocab):
+        raise ValueError(
+            f"expected merges of two tokens into a third, got {merge!r}; the file is broken"
+        )
     return left, right
 
 
 def _sentencepiece(
     fields: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
-) -> Backend:
+) -> tuple[Backend, Pieces]:
     """SentencePiece BPE: merges recovered from the scores, unknown characters as byte tokens."""
-    scores = [float(s) for s in fields.get("tokenizer.ggml.scores", ())]
-    if len(scores) != len(tokens):
-        raise ValueError(
-            f"expected {len(tokens)} tokenizer.ggml.scores, got {len(scores)}; "
-            "the file is incomplete: make it again"
-        )
-    vocab = {token: i for i, token in enumerate(tokens)}
-    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == 1}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token in mergeable:
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[vocab[token]], vocab[left], vocab[right], left, right))
-    merges = [(left, right) for *_, left, right in sorted(ranked)]
-    unknown = tokens[int(fields.get("tokenizer.ggml.unknown_token_id", 0))]
-    backend = Backend(
-        models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    pieces = Pieces(tokens, _numbers(fields, "scores", []), types)
     prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    space = normalizers.Replace(" ", "▁")
-    head = [normalizers.Prepend("▁")] if prefix else []
-    backend.normalizer = normalizers.Sequence([*head, space])
-    tail = [decoders.Strip(" ", 1, 0)] if prefix else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
-    )
-    return backend
-
-
-def _add_special(backend: Backend, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Mark control and user-defined tokens: they are found in text before it is cut into words."""
-    added = [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    backend.add_special_tokens([token for token in added if token.special])
-    backend.add_tokens([token for token in added if not token.special])
-
-
-def _add_bos(
-    backend: Backend, fields: Mapping[str, Any], tokens: Sequence[str], *, default: bool
-) -> None:
-    """Let `encode(add_special=True)` begin with BOS where the file says so."""
-    bos = fields.get("tokenizer.ggml.bos_token_id")
-    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", default):
-        name = tokens[int(bos)]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{name} $A", pair=f"{name} $A {name} $B", special_tokens=[(name, int(bos))]
-        )
+    backend = Backend(bpe_model(pieces, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(space_normalizers(prefix=prefix))
+    backend.decoder = space_decoder(leading=int(prefix))
+    return backend, pieces

@@ -12,7 +12,9 @@ from jaxtyping import Array, Int
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from .gguf_vocab import backend_from_gguf
+from .gguf_vocab import backend_from_gguf, token_id
+from .pieces import add_ends
+from .sentencepiece import SentencePiece, read_sentencepiece, sentencepiece_backend
 
 Ids = Int[np.ndarray, " t"] | Int[Array, " t"]
 
@@ -47,11 +49,18 @@ class Tokenizer:
     @property
     def adds_bos(self) -> bool:
         """Whether the model expects BOS before any text."""
-        return self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
+        added = self.backend.encode("", add_special_tokens=True).ids
+        return self.bos_id is not None and added[:1] == [self.bos_id]
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The ids of a text; special tokens written in it are recognised."""
-        return self.backend.encode(text, add_special_tokens=add_special).ids
+        """The ids of a text; special tokens written in it are recognised.
+
+        With `add_special` also those that the model expects around a text: BOS once, even where
+        the text begins with it.
+        """
+        ids = self.backend.encode(text, add_special_tokens=add_special).ids
+        twice = self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]
+        return ids[1:] if add_special and twice and self.adds_bos else ids
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text, and for each the characters [start, end) it stands for."""
@@ -75,7 +84,8 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         out = [b""] * (max(self.backend.get_vocab().values()) + 1)
         for token, i in self.backend.get_vocab().items():
-            out[i] = added[i].content.encode() if i in added else undo(token)
+            written = i in added and undo is not _sentencepiece_bytes
+            out[i] = token.encode() if written else undo(token)
         return out
 
     def save(self, directory: Path) -> None:
@@ -98,31 +108,32 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
-        """Read a directory in Hugging Face layout.
+        """Read a directory in Hugging Face layout: tokenizer.json, else tokenizer.model.
 
-        Raises: FileNotFoundError without tokenizer.json; ValueError when no token ends a text.
+        Raises: FileNotFoundError without either; ValueError for malformed files, and when no token
+        ends a text.
         """
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"expected {path}, found none; save the tokenizer in its fast format first"
-            )
-        backend = Backend.from_file(str(path))
         config = {
             **_read_json(directory / "special_tokens_map.json"),
             **_read_json(directory / "tokenizer_config.json"),
         }
-        _add_listed_tokens(backend, config.get("added_tokens_decoder", {}))
-        bos, eos, pad = (_id(backend, config.get(f"{k}_token")) for k in ("bos", "eos", "pad"))
+        backend, model = _read_backend(directory, config)
+        _add_listed_tokens(backend, config.get("added_tokens_decoder") or {})
+        named: dict[str, int | None] = {"bos": None, "eos": None, "pad": None}
+        if model is not None:
+            named = {"bos": model.bos_id, "eos": model.eos_id, "pad": model.pad_id}
+        for name in named:
+            if (value := config.get(f"{name}_token")) is not None:
+                named[name] = _id(backend, name, value)
+        bos, eos, pad = named.values()
+        adds_bos = config.get("add_bos_token", None if model is None else True)
+        adds_eos = config.get("add_eos_token")
+        if adds_bos is not None or adds_eos is not None:
+            add_ends(backend, bos=bos if adds_bos else None, eos=eos if adds_eos else None)
         more = _read_json(directory / "config.json").get("eos_token_id")
         more = _read_json(directory / "generation_config.json").get("eos_token_id", more)
         eos_ids = _eos_ids(eos, more, str(directory))
-        jinja = directory / "chat_template.jinja"
-        template = (
-            jinja.read_text(encoding="utf-8")
-            if jinja.is_file()
-            else _template(config.get("chat_template"))
-        )
+        template = _read_template(directory, config)
         return cls(backend, bos, eos_ids, eos_ids[0] if pad is None else pad, template)
 
     @classmethod
@@ -132,20 +143,46 @@ class Tokenizer:
         Raises: ValueError for a kind of vocabulary that is not known, or when no token ends a text.
         """
         backend = backend_from_gguf(fields)
-        bos, eos, pad, *turn_ends = (
-            None if value is None else int(value)
-            for name in ("bos", "eos", "padding", "eot", "eom")
-            for value in [fields.get(f"tokenizer.ggml.{name}_token_id")]
-        )
+        names = ("bos", "eos", "padding", "eot", "eom")
+        bos, eos, pad, *turn_ends = (token_id(fields, name) for name in names)
         eos_ids = _eos_ids(eos, [i for i in turn_ends if i is not None], "the GGUF file")
         template = fields.get("tokenizer.chat_template")
+        if not isinstance(template, str | None):
+            raise ValueError("expected tokenizer.chat_template to be a text; mend the file")
         return cls(backend, bos, eos_ids, eos_ids[0] if pad is None else pad, template)
 
 
-def _eos_ids(eos: int | None, more: int | list[int] | None, where: str) -> tuple[int, ...]:
+def _read_backend(
+    directory: Path, config: Mapping[str, Any]
+) -> tuple[Backend, SentencePiece | None]:
+    """The tokenizer of a directory, and the SentencePiece model that it is made from, if any."""
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"expected a tokenizer in {path}, got an error: {error}; get the file again"
+            ) from error
+        backend.no_truncation()
+        backend.no_padding()
+        return backend, None
+    if not (directory / "tokenizer.model").is_file():
+        raise FileNotFoundError(
+            f"expected {path} or tokenizer.model beside it, found neither; copy one of them there"
+        )
+    model = read_sentencepiece(directory / "tokenizer.model")
+    # Configurations older than this field are of tokenizers made the old way.
+    return sentencepiece_backend(model, legacy=config.get("legacy") is not False), model
+
+
+def _eos_ids(eos: int | None, more: Any, where: str) -> tuple[int, ...]:
     """All end-of-text ids, the tokenizer's own first, each once."""
-    listed = [] if more is None else [more] if isinstance(more, int) else more
-    ids = tuple(dict.fromkeys(int(i) for i in ([] if eos is None else [eos]) + listed))
+    listed: list[Any] = more if isinstance(more, list) else [] if more is None else [more]
+    if not all(isinstance(i, int) and 0 <= i < 1 << 31 for i in listed):
+        raise ValueError(f"expected eos_token_id to be ids, got {more!r} in {where}; mend it")
+    own = [] if eos is None else [eos]
+    ids = tuple(dict.fromkeys(own + listed))
     if not ids:
         raise ValueError(
             f"expected an EOS token, got none in {where}; name eos_token in tokenizer_config.json"
@@ -153,33 +190,55 @@ def _eos_ids(eos: int | None, more: int | list[int] | None, where: str) -> tuple
     return ids
 
 
-def _id(backend: Backend, token: str | Mapping[str, Any] | None) -> int | None:
+def _id(backend: Backend, name: str, token: Any) -> int | None:
     """The id of a token named in a configuration, as text or as {"content": text}."""
-    if token is None:
-        return None
-    text = token if isinstance(token, str) else str(token["content"])
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise ValueError(f"expected {name}_token to be a text, got {token!r}; mend the file")
     return backend.token_to_id(text)
 
 
-def _add_listed_tokens(backend: Backend, listed: Mapping[str, Any]) -> None:
+def _add_listed_tokens(backend: Backend, listed: Any) -> None:
     """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
-    for key, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
+    try:
+        rows = sorted((int(key), str(entry["content"]), entry) for key, entry in listed.items())
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected added_tokens_decoder to list tokens by id, got another thing ({error}); "
+            "mend tokenizer_config.json"
+        ) from error
+    for key, content, entry in rows:
+        if backend.token_to_id(content) is None:
             flags = {k: bool(entry.get(k)) for k in ("special", "normalized", "lstrip", "rstrip")}
-            backend.add_tokens([AddedToken(entry["content"], **flags)])
-        got = backend.token_to_id(entry["content"])
-        if got != int(key):
+            backend.add_tokens([AddedToken(content, **flags)])
+        got = backend.token_to_id(content)
+        if got != key:
             raise ValueError(
-                f"expected token {entry['content']!r} to have id {key}, got {got}; "
+                f"expected token {content!r} to have id {key}, got {got}; "
                 "tokenizer.json and tokenizer_config.json belong to different tokenizers"
             )
 
 
-def _template(value: str | list[dict[str, str]] | None) -> str | None:
-    """The chat template; of several named ones, that called "default"."""
-    if value is None or isinstance(value, str):
+def _read_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, else the configuration's; of several, "default"."""
+    jinja = directory / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    value = config.get("chat_template")
+    if value is None:
+        value = _read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(value, str | None):
         return value
-    return {entry["name"]: entry["template"] for entry in value}.get("default")
+    try:
+        named = {entry["name"]: entry["template"] for entry in value}
+        template = named.get("default")
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected chat_template to be a text or a list of named ones, got {error}; mend it"
+        ) from error
+    if not isinstance(template, str | None):
+        raise ValueError("expected the default chat template to be a text; mend the file")
+    return template
 
 
 def _byte_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
@@ -213,7 +272,16 @@ def _byte_characters() -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """The object in a file, an empty one without it. Raises: ValueError when it is malformed."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in {path}, got an error: {error}; mend it") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object in {path}, got {type(value).__name__}; mend it")
+    return value
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
