@@ -4,6 +4,7 @@ The models are made once and kept (`python tests/golden/spm.py` makes those that
 ids are compared wherever sentencepiece is installed.
 """
 
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -46,18 +47,17 @@ KINDS: dict[str, dict[str, Any]] = {
 RULES = "E9\t65\n65 301\t65\nBD\t31 2F 32\n9\t20\nDF\t73 73\n200B\t\n"
 
 
-def train(name: str, path: Path) -> None:
-    """Make a model and keep it."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = dict(KINDS[name])
+def train(name: str) -> bytes:
+    """A model's file; paths in it are relative."""
+    options = dict(KINDS[name])
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         if "normalization_rule_tsv" in options:
-            (Path(folder) / "rules.tsv").write_text(RULES, encoding="utf-8")
-            options["normalization_rule_tsv"] = str(Path(folder) / "rules.tsv")
+            Path("rules.tsv").write_text(RULES, encoding="utf-8")
         else:
             options["normalization_rule_name"] = "identity"
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(TEXTS[1:20] * 20),
-            model_prefix=str(Path(folder) / "m"),
+            model_prefix=name,
             vocab_size=560 if options.get("byte_fallback") else 260,
             hard_vocab_limit=False,
             character_coverage=0.99,
@@ -65,8 +65,7 @@ def train(name: str, path: Path) -> None:
             minloglevel=2,
             **options,
         )
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes((Path(folder) / "m.model").read_bytes())
+        return Path(f"{name}.model").read_bytes()
 
 
 def spm_table() -> dict[str, Any]:
@@ -84,9 +83,9 @@ def spm_table() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
     for kind in KINDS:
         if not (FOLDER / f"{kind}.model").is_file():
-            train(kind, FOLDER / f"{kind}.model")
-    (HERE / "spm.json").write_text(
-        json.dumps(spm_table(), ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+            (FOLDER / f"{kind}.model").write_bytes(train(kind))
+    table = json.dumps(spm_table(), ensure_ascii=False)
+    (HERE / "spm.json").write_text(table + "\n", encoding="utf-8")
