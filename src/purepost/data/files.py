@@ -77,8 +77,7 @@ def _parquet(path: Path) -> Opened:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'purepost[data]'") from error
-
+        raise _missing("pyarrow") from error
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
@@ -117,12 +116,18 @@ def _directory(path: Path) -> Opened:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError("this needs datasets: pip install 'purepost[data]'") from error
+        raise _missing("datasets") from error
     try:
         rows = datasets.Dataset.load_from_disk(str(path))
     except Exception as error:  # of many kinds, for files that are damaged
         raise ValueError(f"expected a dataset in {path}, got {error}; save it again") from error
     return lambda i: without_absent(rows[i]), lambda i: f"{path}, row {i}", len(rows)
+
+
+def _missing(package: str) -> ImportError:
+    return ImportError(
+        f"expected the package {package}, found none; pip install 'purepost[data]'", name=package
+    )
 
 
 def without_absent(value: Any) -> Any:
