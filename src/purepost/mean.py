@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .types import Rows
+
 
 class Mean(eqx.Module):
     """Σ total / Σ weight.
@@ -94,3 +96,9 @@ class Spans(eqx.Module):
     def spread(self, x: Float[Array, "b e"]) -> Float[Array, "b t"]:
         """Every episode's number at its trained tokens, 0 elsewhere."""
         return select(self.mask, jnp.take_along_axis(x, self.episode, 1))
+
+
+def spans_of(rows: Rows) -> Spans:
+    """The spans of rows whose every episode with a trained token counts 1."""
+    every = Spans(rows.mask, rows.episode, jnp.ones((rows.tokens.shape[0], rows.episodes)))
+    return Spans(rows.mask, rows.episode, (every.lengths > 0).astype(jnp.float32))

@@ -32,3 +32,15 @@ def policy_trainable(models: WithReference) -> PyTree:
     return WithReference(
         default_trainable(models.policy), jax.tree.map(lambda _: False, models.reference)
     )
+
+
+class Distill(eqx.Module, Generic[Model]):
+    """A student, and the teacher it is to follow."""
+
+    student: Model
+    teacher: Model
+
+
+def student_trainable(models: Distill) -> PyTree:
+    """The student's adapters, or all of its floats if it has none; never the teacher."""
+    return Distill(default_trainable(models.student), jax.tree.map(lambda _: False, models.teacher))

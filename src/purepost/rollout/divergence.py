@@ -1,0 +1,64 @@
+"""A student against a teacher over the whole vocabulary, a chunk of trained tokens at a time."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..losses.distillation import Divergence
+from ..types import KeyArray, LanguageModel, Rows, Scalar
+from .score import CHUNK
+from .trained import Trained
+
+
+class Comparison(eqx.Module):
+    """Of every trained token; 0 elsewhere. Nats."""
+
+    divergences: Float[Array, "b t"]
+    logps: Float[Array, "b t"]  # the student's, at temperature 1
+
+
+def compare(
+    student: LanguageModel,
+    teacher: LanguageModel,
+    rows: Rows,
+    divergence: Divergence,
+    *,
+    temperature: Scalar = 1.0,
+    teacher_rows: Rows | None = None,
+    key: KeyArray | None = None,
+    chunk: int = CHUNK,
+) -> Comparison:
+    """How far the student is from the teacher at every trained token, both at `temperature`.
+
+    No gradient reaches the teacher. `teacher_rows` are what the teacher reads, where it is not what
+    the student does: as many trained tokens, in the same order. `key` turns the student's dropout
+    on. The backward pass computes a chunk's logits again. Error: vocabularies of two sizes.
+    """
+    trained = Trained.of(rows, chunk)
+    others = rows if teacher_rows is None else teacher_rows
+    seen = Trained.of(others, chunk, trained.capacity)
+    hidden = trained.gather(student(rows, key=key)[0])
+    context = seen.gather(teacher(others)[0])
+    unembed, judge = student.unembed, teacher.unembed
+
+    @jax.checkpoint
+    def one(x: Any) -> tuple[Array, Array]:
+        h, c, target = x
+        logits, wanted = unembed(h), jax.lax.stop_gradient(judge(c))
+        if logits.shape != wanted.shape:
+            raise ValueError(
+                f"expected a teacher of the student's {logits.shape[-1]} tokens, got "
+                f"{wanted.shape[-1]}; restrict the larger vocabulary first"
+            )
+        far = divergence(
+            jax.nn.log_softmax(wanted / temperature), jax.nn.log_softmax(logits / temperature)
+        )
+        logps = jax.nn.log_softmax(logits)
+        return far, jnp.take_along_axis(logps, target[..., None], -1)[..., 0]
+
+    parts = trained.chunks(hidden), trained.chunks(context), trained.chunks(trained.targets)
+    far, logps = jax.lax.map(one, parts)
+    return Comparison(trained.back(far), trained.back(logps))
