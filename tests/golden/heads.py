@@ -2,6 +2,9 @@
 it makes these files again.
 """
 
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,23 @@ def scores(path: Path, ids: np.ndarray) -> np.ndarray:
     model = AutoModelForSequenceClassification.from_pretrained(path, **options).eval()
     mask = torch.tensor(ids != 0).long()
     return model(torch.tensor(ids, dtype=torch.long), attention_mask=mask).logits.numpy()
+
+
+def check_classifier(golden: Path, report: Callable[[str], None]) -> list[str]:
+    """Save the classifier by purepost; the scores that transformers gives it then, to 1e-5."""
+    from purepost.models.hub import load_classifier, save_classifier
+
+    stored = np.load(golden / "classifier.npz")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        shutil.copytree(golden / "classifier", source)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(golden / "tiny-tied" / name, source / name)
+        save_classifier(*load_classifier(source), Path(folder) / "saved")
+        found = scores(Path(folder) / "saved", stored["ids"])
+    worst = float(np.abs(found - stored["scores"]).max())
+    report(f"saved classifier: max |Δscore| {worst:.1e}")
+    return [f"saved classifier: scores differ by {worst}"] if worst > 1e-5 else []
 
 
 def make(target: Path) -> None:

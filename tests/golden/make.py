@@ -24,7 +24,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import regex  # pyright: ignore[reportMissingModuleSource]
 import torch  # pyright: ignore[reportMissingImports]
+from chats import chats_table
+from families import check_families, make_families
+from heads import check_classifier
+from heads import make as make_classifier
 from tables import DIALOGUES, PATTERNS, PROMPTS, TEMPLATES, TEXTS, TOOLS
+from texts import check_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
@@ -251,12 +256,15 @@ def make(target: Path) -> None:
     model, tokenizer = smollm2_reference()
     _write_json(target / "tokenizer.json", tokenizer_table(tokenizer))
     _write_json(target / "chat.json", chat_table(tokenizer))
+    _write_json(target / "chats.json", chats_table())
     np.savez_compressed(target / "smollm2.npz", **smollm2_logits(model, tokenizer))
     for name, tied in (("tiny-tied", True), ("tiny-llama3", False)):
         np.savez_compressed(target / f"{name}.npz", **tiny_directory(target / name, tied))
     if importlib.util.find_spec("peft") is not None:
         adapter = adapter_directory(target / "adapter", target / "tiny-llama3")
         np.savez_compressed(target / "adapter.npz", **adapter)
+    make_families(target)
+    make_classifier(target)
 
 
 def differences(stored: Path, made: Path) -> list[str]:
@@ -290,7 +298,12 @@ def check(report: Callable[[str], None]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
         wrong = differences(HERE, Path(folder))
-    wrong += check_exports(HERE, report)
+    wrong += check_exports(HERE, report) + check_families(HERE, report) + check_texts(report)
+    wrong += check_classifier(HERE, report)
+    if importlib.util.find_spec("peft") is not None:
+        from adapters import check_adapters
+
+        wrong += check_adapters(HERE, report)
     for line in wrong:
         report(f"differs: {line}")
     report("parity: " + (f"{len(wrong)} differences" if wrong else "all golden files agree"))

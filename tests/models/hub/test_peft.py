@@ -143,10 +143,9 @@ def random_decoder(family: str) -> Decoder:
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_every_familys_names(tmp_path: Path, family: str) -> None:
-    """All its matrices, but experts; ranks and scales that differ; the head, where there is one."""
+    """All its matrices; ranks and scales that differ; the head, where there is one of its own."""
     base = random_decoder(family)
-    dense = r"layers\.(attention\.[qkvo]|mlp\.(gate|up|down))$|head$"
-    where = r"layers\.(attention\.[qkvo]|mlp\.router)$" if "moe" in family else dense
+    where = r"layers\.(attention\.[qkvo]|mlp\.(router|gate|up|down))$|head$"
     ranks, alphas = {r"attention\.[kv]$": 1}, {r"attention\.o$": 5.0}
     model = adapted(base, rank=2, where=where, alpha=8.0, ranks=ranks, alphas=alphas)
     save_adapter(model, tmp_path / "a", base="owner/name")
@@ -155,7 +154,7 @@ def test_every_familys_names(tmp_path: Path, family: str) -> None:
     for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(model), strict=True):
         np.testing.assert_array_equal(x, y)
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    mlp = ["gate"] if "moe" in family else ["gate_proj", "up_proj", "down_proj"]
+    mlp = [*(["gate"] if "moe" in family else []), "gate_proj", "up_proj", "down_proj"]
     head = ["lm_head"] if family == "qwen3" else []
     attention = [f"{x}_proj" for x in "qkvo"]
     assert config["target_modules"] == [*attention, *mlp, *head]
@@ -167,18 +166,18 @@ def test_every_familys_names(tmp_path: Path, family: str) -> None:
     assert not head or {f"lm_head.lora_{x}.weight" for x in "AB"} <= names
 
 
-def test_experts_are_left_out(tmp_path: Path) -> None:
+def test_every_expert_has_its_own(tmp_path: Path) -> None:
     base = random_decoder("qwen3_moe")
-    on_experts = adapted(base, rank=2, where=r"mlp\.up$")
-    with pytest.raises(
-        ValueError, match="expected no adapters on experts, got one on layers.mlp.u"
-    ):
-        save_adapter(on_experts, tmp_path / "a", base="owner/name")
-    save_adapter(adapted(base, rank=2, where=r"\.q$"), tmp_path / "b", base="owner/name")
-    name = f"{STEM}.0.mlp.experts.1.up_proj.lora_A.weight"
-    rewrite(tmp_path / "b", {name: np.ones((2, 8), np.float32)})
-    with pytest.raises(ValueError, match="unmatched key .*experts.1.up_proj"):
-        load_adapter(base, tmp_path / "b")
+    model = adapted(base, rank=2, where=r"mlp\.up$")
+    save_adapter(model, tmp_path / "a", base="owner/name")
+    b = dict(named_leaves(model))["layers.mlp.up.b"]
+    assert b.shape == (2, 3, 2, 12)
+    tensors = read_file(tmp_path / "a" / "adapter_model.safetensors")
+    name = f"{STEM}.1.mlp.experts.2.up_proj.lora_B.weight"
+    np.testing.assert_array_equal(tensors[name], b[1, 2].T)
+    rewrite(tmp_path / "a", {name: None})
+    with pytest.raises(ValueError, match=r"layers.mlp.up.b lacks layers \[1\]"):
+        load_adapter(base, tmp_path / "a")
 
 
 def test_keys_that_do_not_fit_are_errors(base: Decoder, tmp_path: Path) -> None:

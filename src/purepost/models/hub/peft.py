@@ -1,7 +1,7 @@
 """LoRA adapters in the layout of PEFT: adapter_config.json and adapter_model.safetensors.
 
 On disk lora_A is [r, in] and lora_B [out, r], one pair per layer; ours are [layer, in, r] and
-[layer, r, out]. Experts have no such form there (they are one parameter, not modules).
+[layer, r, out]. Each expert has a pair of its own there, as its weights have.
 """
 
 import re
@@ -53,7 +53,7 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     """Write the model's adapters; `base` names the model they belong to (a hub id or a directory).
 
     The scale is written as α/r, whatever rule made it. Raises: ValueError for a model without
-    adapters or with some on experts, or when something is there already.
+    adapters, or when something is there already.
     """
     found = _adapters(model)
     if not found:
@@ -62,11 +62,6 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     tensors: dict[str, Tensor] = {}
     modules: dict[str, _Adapter] = {}
     for name, adapter in found.items():
-        if names[name][0].count("{}") > 1:
-            raise ValueError(
-                f"expected no adapters on experts, got one on {name}, which PEFT cannot hold; "
-                "merge the model and save it whole"
-            )
         sources = hf_names(name, names, adapter.a.shape)
         modules[sources[0].split(".")[-2]] = adapter
         for half, matrices in (("A", adapter.a), ("B", adapter.b)):
@@ -219,13 +214,11 @@ def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[
     Raises: ValueError that lists keys of no weight of ours, layers left out, and uneven ranks.
     """
     shapes = {name: x.shape for name, x in named_leaves(model) if name in names and names[name][1]}
-    sources = {
-        name: hf_names(name, names, shape)
-        for name, shape in shapes.items()
-        if names[name][0].count("{}") < 2
-    }
+    sources = {name: hf_names(name, names, shape) for name, shape in shapes.items()}
     where = {
-        n.removesuffix(".weight"): (k, i) for k, all_ in sources.items() for i, n in enumerate(all_)
+        source.removesuffix(".weight"): (name, i)
+        for name, all_ in sources.items()
+        for i, source in enumerate(all_)
     }
     parts: dict[str, dict[int, Tensor]] = {}
     problems: list[str] = []
@@ -245,7 +238,8 @@ def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[
         lacking = sorted(set(range(len(sources[name]))) - set(by_layer))
         kinds = sorted({matrix.shape for matrix in by_layer.values()})
         if lacking:
-            problems.append(f"{leaf} lacks layers {lacking}")
+            layers = sorted({i * shapes[name][0] // len(sources[name]) for i in lacking})
+            problems.append(f"{leaf} lacks layers {layers}")
         if len(kinds) > 1:
             problems.append(f"{leaf} has several shapes {kinds}")
         if f"{name}.{'b' if half == 'a' else 'a'}" not in parts:
@@ -257,9 +251,10 @@ def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[
         )
     out: dict[str, Tensor] = {}
     for leaf, by_layer in parts.items():
-        stacked = np.stack([by_layer[i] for i in range(len(by_layer))])
-        layered = "{}" in names[leaf.rpartition(".")[0]][0]
-        out[leaf] = stacked if layered else stacked[0]
+        name = leaf.rpartition(".")[0]
+        lead = shapes[name][: names[name][0].count("{}")]
+        each = np.stack([by_layer[i] for i in range(len(by_layer))])
+        out[leaf] = each.reshape(*lead, *each.shape[1:])
     return out
 
 
