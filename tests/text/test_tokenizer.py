@@ -103,8 +103,11 @@ def test_end_of_turn_ids_of_a_gguf_file_are_eos_too() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level_fields(eot_token_id=0))
     assert tokenizer.eos_ids == (2, 0)
     assert tokenizer.pad_id == 2
+    assert Tokenizer.from_gguf(byte_level_fields(padding_token_id=10**6)).pad_id == 2
     fields = byte_level_fields()
     del fields["tokenizer.ggml.eos_token_id"]
+    assert Tokenizer.from_gguf(fields).eos_ids == (2,)  # <|im_end|>, by its name
+    fields["tokenizer.ggml.token_type"] = [1] * len(TOKENS)
     with pytest.raises(ValueError, match="expected an EOS token"):
         Tokenizer.from_gguf(fields)
 
@@ -167,6 +170,29 @@ def test_sentencepiece_bytes() -> None:
     fields = sentencepiece_fields()
     fields["tokenizer.ggml.scores"] = fields["tokenizer.ggml.scores"][:-1]
     with pytest.raises(ValueError, match="each of 274 tokens, got 273 and 274"):
+        Tokenizer.from_gguf(fields)
+
+
+def test_gemma_vocabularies_of_gguf_files() -> None:
+    """As its files have them: no space before text, runs of spaces and lines as symbols."""
+    fields = sentencepiece_fields()
+    fields["tokenizer.ggml.tokens"] += ["<end_of_turn>", "\n", "\n\n", "  ", "   ", "ab>"]
+    fields["tokenizer.ggml.token_type"] += [3, 4, 4, 4, 4, 4]
+    fields["tokenizer.ggml.scores"] += [-1000.0] * 6
+    fields["tokenizer.ggml.add_space_prefix"] = False
+    tokenizer = Tokenizer.from_gguf(fields)
+    text = "ab  cd   a\n\n\nab> d<end_of_turn>\n"
+    ids = tokenizer.encode(text, add_special=True)
+    assert [tokenizer.token(i) for i in ids] == (
+        ["<s>", "ab", "  ", "cd", "   ", "a", "\n\n", "\n", "ab>", "▁d", "<end_of_turn>", "\n"]
+    )
+    assert tokenizer.decode(ids[1:], skip_special=False) == text
+    table = tokenizer.token_bytes()
+    assert b"".join(table[i] for i in ids[1:]) == text.encode()
+    assert tokenizer.eos_ids == (2, 274)  # the end of a turn by its name
+    assert tokenizer.encode("<s>ab", add_special=True) == tokenizer.encode("ab", add_special=True)
+    fields["tokenizer.ggml.tokens"][-1] = "ab"
+    with pytest.raises(ValueError, match="expected token 279 to be one of its own, got 'ab', as"):
         Tokenizer.from_gguf(fields)
 
 

@@ -44,6 +44,8 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "deepseek-r1-qwen": _QWEN2,
 }
 
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+
 
 def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
     """The tokenizer described by a GGUF file's `tokenizer.ggml.*` fields.
@@ -88,6 +90,12 @@ def token_id(fields: Mapping[str, Any], name: str) -> int | None:
             f"expected tokenizer.ggml.{name}_token_id below {size}, got {value!r}; mend the file"
         )
     return int(value)
+
+
+def turn_end_ids(backend: Backend) -> list[int]:
+    """The control tokens that end a turn by their name: files that name none mean these."""
+    added = backend.get_added_tokens_decoder()
+    return [i for i, token in added.items() if token.special and token.content in _TURN_ENDS]
 
 
 def _texts(fields: Mapping[str, Any], name: str) -> list[str]:

@@ -57,16 +57,14 @@ def bpe_model(pieces: Pieces, *, byte_fallback: bool, whole_words: bool = False)
     """SentencePiece's BPE; with `whole_words` a word that is a piece is not cut at all."""
     vocab = {text: i for i, text in enumerate(pieces.texts)}
     mergeable = set(pieces.of(NORMAL))
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for text in mergeable:
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in mergeable and right in mergeable:
-                score = pieces.scores[vocab[text]]
-                ranked.append((-score, vocab[left], vocab[right], left, right))
+    merges: list[tuple[str, str]] = []
+    for text in sorted(mergeable, key=lambda text: (-pieces.scores[vocab[text]], vocab[text])):
+        cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
+        whole = [(a, b) for a, b in cuts if a in mergeable and b in mergeable]
+        merges += sorted(whole, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
     return models.BPE(
         vocab=vocab,
-        merges=[(left, right) for *_, left, right in sorted(ranked)],
+        merges=merges,
         unk_token=_unknown(pieces),
         fuse_unk=True,
         byte_fallback=byte_fallback,

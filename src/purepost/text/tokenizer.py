@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jaxtyping import Array, Int
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from .gguf_vocab import backend_from_gguf, token_id
+from .gguf_vocab import backend_from_gguf, token_id, turn_end_ids
 from .pieces import add_ends
 from .sentencepiece import SentencePiece, read_sentencepiece, sentencepiece_backend
 
@@ -40,7 +41,7 @@ class Tokenizer:
         """The number of ids, added tokens included; a model's embedding may have more rows."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that stand for no text, such as the end of a turn."""
         added = self.backend.get_added_tokens_decoder()
@@ -145,7 +146,8 @@ class Tokenizer:
         backend = backend_from_gguf(fields)
         names = ("bos", "eos", "padding", "eot", "eom")
         bos, eos, pad, *turn_ends = (token_id(fields, name) for name in names)
-        eos_ids = _eos_ids(eos, [i for i in turn_ends if i is not None], "the GGUF file")
+        more = [i for i in turn_ends if i is not None] or turn_end_ids(backend)
+        eos_ids = _eos_ids(eos, more, "the GGUF file")
         template = fields.get("tokenizer.chat_template")
         if not isinstance(template, str | None):
             raise ValueError("expected tokenizer.chat_template to be a text; mend the file")
