@@ -4,6 +4,7 @@ known.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,10 +16,11 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from purepost import Algorithm, algorithms
-from purepost.losses import clipped
+from purepost.losses import clipped, preference
 from purepost.mean import Metrics
 from purepost.models.containers import with_reference
 from purepost.models.decoder import Config, Decoder, init_decoder
+from purepost.models.neftune import Neftune
 from purepost.rollout.collect import Tasks, single_turn
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, pad_prompts
@@ -26,6 +28,7 @@ from purepost.rollout.score import score
 from purepost.tree import named_leaves
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
+from tests import preferences
 
 GOAL, END, UNSCORED, TOKENS, GROUP = 6, 1, 2, 4, 4
 
@@ -141,6 +144,58 @@ PROBES: dict[str, Probe] = {
     "rloo": _policy("rloo", algorithms.rloo),
     "rloo, clipped": _policy("rloo", algorithms.rloo, lora=(False,), **PER_ROW),
     "dr_grpo": _policy("dr_grpo", algorithms.dr_grpo, max_tokens=TOKENS),
+}
+
+
+def _paired(
+    factory: str,
+    build: Callable[..., Algorithm],
+    *,
+    gap: Callable[[Any, Metrics, Any], float] = preferences.loss_gap,
+    lora: tuple[bool, ...] = (False,),
+    data: Callable[[int], Callable[[int], Any]] = preferences.paired,
+    models: Callable[[Decoder], Any] = with_reference,
+    **options: Any,
+) -> Probe:
+    return Probe(factory, build, models, data, gap, samples=False, lora=lora, options=options)
+
+
+NOISY: dict[str, Any] = {
+    "loss": partial(preference.conservative, epsilon=preferences.WRONG),
+    "beta": preferences.BETA,
+}
+MANY: dict[str, Any] = {
+    "couple": preference.sorted_reference,
+    "weigh": preference.wpo_weights,
+    "beyond": 0.5,
+    "nll": 0.1,
+    "epochs": 2,
+}
+SMOOTH: dict[str, Any] = {"label_smoothing": preferences.WRONG, "z_loss": 1e-4}
+
+PROBES |= {
+    "dpo": _paired("dpo", algorithms.dpo, gap=preferences.noise_gap, lora=(False, True), **NOISY),
+    "dpo, ipo": _paired("dpo", algorithms.dpo, beta=1.0, loss=preference.ipo),
+    "dpo with all terms": _paired("dpo", algorithms.dpo, beta=1.0, **MANY),
+    "orpo": _paired("orpo", algorithms.orpo),
+    "simpo": _paired("simpo", algorithms.simpo, gamma=0.5),
+    "cpo": _paired("cpo", algorithms.cpo, beta=0.5),
+    "kto": _paired("kto", algorithms.kto, data=preferences.judged, beta=1.0),
+    "sft, smoothed, on noise": _paired(
+        "sft",
+        algorithms.sft,
+        gap=preferences.smooth_gap,
+        data=preferences.told,
+        models=partial(Neftune, alpha=0.1),
+        **SMOOTH,
+    ),
+    "dft": _paired(
+        "dft",
+        algorithms.dft,
+        gap=preferences.sure_gap,
+        data=preferences.told,
+        models=lambda model: model,
+    ),
 }
 
 

@@ -7,7 +7,13 @@ if __name__ != "purepost.algorithms":
         "write `import purepost.algorithms`"
     )
 
+from .cpo import cpo as cpo
+from .dft import dft as dft
+from .dpo import dpo as dpo
 from .dr_grpo import dr_grpo as dr_grpo
 from .grpo import grpo as grpo
+from .kto import kto as kto
+from .orpo import orpo as orpo
 from .rloo import rloo as rloo
 from .sft import sft as sft
+from .simpo import simpo as simpo

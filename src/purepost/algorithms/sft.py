@@ -9,15 +9,18 @@ rows' mask (by default the assistant's).
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
-from ..mean import Metrics, Spans, Terms, masked_mean
+from ..losses.limits import expect
+from ..losses.supervised import label_smoothed, squared_normalizer
+from ..mean import Mean, Metrics, Spans, Terms, masked_mean
 from ..rollout.score import score
-from ..types import KeyArray, LanguageModel, Rows
+from ..types import KeyArray, LanguageModel, Rows, Scalar
 from ..weights import default_trainable
 
 
@@ -25,14 +28,21 @@ def sft(
     optimizer: optax.GradientTransformation,
     *,
     aggregate: Aggregate = token_mean,
+    weigh: Callable[[Float[Array, "b t"]], Float[Array, "b t"]] | None = None,
+    label_smoothing: Scalar = 0.0,
+    z_loss: Scalar = 0.0,
     trainable: Callable[[LanguageModel], PyTree] = default_trainable,
     epochs: int = 1,
     minibatches: int = 1,
     microbatches: int = 1,
 ) -> Algorithm[LanguageModel, Rows, Rows]:
     """Supervised fine-tuning on rows: packed, whole sequences, or completions only, as their
-    masks say.
+    masks say. `weigh` gives tokens weights by their log-probabilities; `label_smoothing` is the
+    share of any token's being meant; `z_loss` weighs (log Z)².
     """
+    expect("label_smoothing", label_smoothing, 0.0, 1.0, or_low=True)
+    expect("z_loss", z_loss, 0.0, or_low=True)
+    smooth, drift = (eqx.is_array(c) or bool(c != 0) for c in (label_smoothing, z_loss))
 
     def rollout(
         key: KeyArray, state: TrainState[LanguageModel], data: Rows
@@ -40,12 +50,22 @@ def sft(
         return data, {}
 
     def loss(key: KeyArray, models: LanguageModel, batch: Rows) -> tuple[Terms, Metrics]:
-        scores = score(models, batch, key=key)
+        scores = score(models, batch, key=key, whole=smooth or drift)
         shape = (batch.tokens.shape[0], batch.episodes)
         lengths = Spans(batch.mask, batch.episode, jnp.ones(shape)).lengths
         spans = Spans(batch.mask, batch.episode, (lengths > 0).astype(jnp.float32))
         metrics = {"entropy": masked_mean(scores.entropies, batch.mask)}
-        return {"nll": aggregate(-scores.logps, spans)}, metrics
+        losses = -scores.logps
+        if smooth and scores.mean_logps is not None:
+            losses = label_smoothed(scores.logps, scores.mean_logps, epsilon=label_smoothing)
+            metrics["nll"] = aggregate(-scores.logps, spans)
+        if weigh is not None:
+            losses = weigh(scores.logps) * losses
+        terms = {"nll": aggregate(losses, spans)}
+        if drift and scores.normalizers is not None:
+            term = aggregate(squared_normalizer(scores.normalizers), spans)
+            terms["z"] = Mean(z_loss * term.total, term.weight)
+        return terms, metrics
 
     return Algorithm(
         make_init(optimizer, trainable=trainable),

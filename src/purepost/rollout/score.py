@@ -2,7 +2,8 @@
 
 Only trained tokens reach the vocabulary, a chunk at a time; the backward pass computes a chunk's
 logits again and uses ∂logp/∂z = 1[target] − p and ∂H/∂z = −p·(log p + H), so that neither pass
-keeps more than one chunk's logits.
+keeps more than one chunk's logits. Of the whole vocabulary, ∂(mean log p)/∂z = 1/v − p and
+∂(log Z)/∂z = p.
 """
 
 from typing import Any
@@ -22,13 +23,8 @@ class Scores(eqx.Module):
 
     logps: Float[Array, "b t"]
     entropies: Float[Array, "b t"]  # of the distribution that the token was drawn from
-
-
-def _log_softmax(
-    unembed: PyTree, hidden: Float[Array, "b c d"], scale: Float[Array, " b"]
-) -> Float[Array, "b c v"]:
-    """Log-probabilities at temperature 1/scale."""
-    return jax.nn.log_softmax(unembed(hidden) * scale[:, None, None])
+    mean_logps: Float[Array, "b t"] | None = None  # the mean of log p over the vocabulary
+    normalizers: Float[Array, "b t"] | None = None  # log Z: log p is the logit less it
 
 
 def _chunks(x: Array, size: int) -> Array:
@@ -49,24 +45,31 @@ def _cross_entropy(
     targets: Int[Array, "b n"],
     scale: Float[Array, " b"],
     size: int,
-) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-    """(log-probability of the target, entropy) of every position; `size` divides n."""
+    whole: bool,
+) -> tuple[Float[Array, "b n"], ...]:
+    """(log-probability of the target, entropy) of every position, and if `whole` (mean of log p
+    over the vocabulary, log Z); `size` divides n.
+    """
     unembed, hidden = head_and_hidden
 
-    def chunk(x: Any) -> tuple[Array, Array]:
+    def chunk(x: Any) -> tuple[Array, ...]:
         h, target = x
-        logps = _log_softmax(unembed, h, scale)
+        logits = unembed(h) * scale[:, None, None]
+        logps = jax.nn.log_softmax(logits)
         p = jnp.exp(logps)
         entropy = -jnp.where(p > 0, p * logps, 0.0).sum(-1)
-        return jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy
+        usual = jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy
+        return (*usual, logps.mean(-1), jax.nn.logsumexp(logits, -1)) if whole else usual
 
-    logp, entropy = jax.lax.map(chunk, (_chunks(hidden, size), _chunks(targets, size)))
-    return _unchunk(logp), _unchunk(entropy)
+    found = jax.lax.map(chunk, (_chunks(hidden, size), _chunks(targets, size)))
+    return tuple(map(_unchunk, found))
 
 
 @_cross_entropy.def_fwd
-def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, size: int) -> Any:
-    out = _cross_entropy(head_and_hidden, targets, scale, size)
+def _forward(
+    perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, size: int, whole: bool
+) -> Any:
+    out = _cross_entropy(head_and_hidden, targets, scale, size, whole)
     return out, out[1]
 
 
@@ -79,25 +82,29 @@ def _backward(
     targets: Any,
     scale: Any,
     size: int,
+    whole: bool,
 ) -> Any:
     head, fixed = eqx.partition(head_and_hidden[0], perturbed[0])
     hidden = head_and_hidden[1]
     zeros = jnp.zeros(targets.shape)
-    grad_logp, grad_entropy = (zeros if g is None else g for g in grads)
+    grads = [zeros if g is None else g for g in grads]
 
     def chunk(total: Any, x: Any) -> tuple[Any, Array]:
-        h, target, entropy, g_logp, g_entropy = x
+        h, target, entropy, g_logp, g_entropy, *g_whole = x
         logits, pull = jax.vjp(lambda w, h: eqx.combine(w, fixed)(h), head, h)
         logps = jax.nn.log_softmax(logits * scale[:, None, None])
         p = jnp.exp(logps)
         hit = target[..., None] == jnp.arange(p.shape[-1], dtype=target.dtype)
         surprise = jnp.where(p > 0, p * (logps + entropy[..., None]), 0.0)
         grad = jnp.where(hit, 1 - p, -p) * g_logp[..., None] - surprise * g_entropy[..., None]
+        if g_whole:
+            g_mean, g_normalizer = (g[..., None] for g in g_whole)
+            grad += g_mean * (1 / p.shape[-1] - p) + g_normalizer * p
         d_head, d_hidden = pull(grad * scale[:, None, None])
         return jax.tree.map(lambda a, d: a + d.astype(a.dtype), total, d_head), d_hidden
 
     zero = jax.tree.map(lambda w: jnp.zeros(w.shape), head)
-    xs = [_chunks(x, size) for x in (hidden, targets, entropies, grad_logp, grad_entropy)]
+    xs = [_chunks(x, size) for x in (hidden, targets, entropies, *grads)]
     total, d_hidden = jax.lax.scan(chunk, zero, tuple(xs))
     total = jax.tree.map(lambda t, w: t.astype(w.dtype), total, head)
     return total, (_unchunk(d_hidden) if perturbed[1] else None)
@@ -110,11 +117,12 @@ def score(
     temperature: Float[Array, " b"] | None = None,
     key: KeyArray | None = None,
     chunk: int = CHUNK,
+    whole: bool = False,
 ) -> Scores:
     """Log-probability and entropy of every trained token of the rows, float32.
 
     `temperature` divides a row's logits, as in sampling; `key` turns dropout on; `chunk` is the
-    number of tokens whose logits exist at a time.
+    number of tokens whose logits exist at a time; `whole` adds what is read of all logits.
     """
     hidden, _ = model(rows, key=key)
     b, t = rows.tokens.shape
@@ -128,15 +136,16 @@ def score(
     place = jnp.minimum(index, t - 1)
     parent = jnp.take_along_axis(rows.parent, place, 1)
     scale = jnp.ones(b) if temperature is None else 1 / jnp.where(temperature > 0, temperature, 1)
-    logp, entropy = _cross_entropy(
+    found = _cross_entropy(
         (model.unembed, jnp.take_along_axis(hidden, parent[..., None], 1)),
         jnp.take_along_axis(rows.tokens, place, 1),
         scale,
         size,
+        whole,
     )
 
     def back(x: Float[Array, "b n"]) -> Float[Array, "b t"]:
         filled = jax.vmap(lambda i, x: jnp.zeros(t).at[i].set(x, mode="drop"))(index, x)
         return jnp.where(rows.mask, filled, 0.0)
 
-    return Scores(back(logp), back(entropy))
+    return Scores(*map(back, found))

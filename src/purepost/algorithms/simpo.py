@@ -1,0 +1,34 @@
+"""Simple Preference Optimization: DPO of length-averaged log-probabilities, with a margin to reach
+and no reference.
+
+L = −log σ(β(mean log π(y_c) − mean log π(y_r)) − γ)
+
+Source: Meng et al., SimPO, 2405.14734, eq. 6.
+"""
+
+from functools import partial
+from typing import Any
+
+import optax
+
+from ..algorithm import Algorithm
+from ..losses.limits import expect
+from ..losses.preference import simpo as simpo_loss
+from ..rollout.labelled import Pairs
+from ..types import Scalar
+from .dpo import Models, PairBatch, dpo
+
+
+def simpo(
+    optimizer: optax.GradientTransformation,
+    *,
+    beta: Scalar = 2.0,
+    gamma: Scalar = 1.0,
+    **options: Any,
+) -> Algorithm[Models, Pairs, PairBatch]:
+    """SimPO with the margin `gamma`, in units of the scaled reward. Options are dpo's; with
+    `nll` it is CPO-SimPO.
+    """
+    expect("gamma", gamma, 0.0, or_low=True)
+    parts: dict[str, Any] = {"loss": partial(simpo_loss, gamma=gamma), "reference": False}
+    return dpo(optimizer, beta=beta, **(parts | options))
