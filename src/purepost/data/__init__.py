@@ -7,9 +7,6 @@ data = sft_rows(train, tokenizer, width=2048, rows=8, seed=0)      # step → Ro
 
 from .batches import Batches as Batches
 from .batches import Report as Report
-from .feeds import Judged as Judged
-from .feeds import Pairs as Pairs
-from .feeds import Steps as Steps
 from .feeds import judged_rows as judged_rows
 from .feeds import pair_rows as pair_rows
 from .feeds import prompt_tasks as prompt_tasks

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Float
 
 from ..rollout.collect import Tasks
+from ..rollout.labelled import Judged, Pairs, Steps
 from ..rollout.sample import bucket, pad_prompts
 from ..text import Tokenizer
 from ..types import Rows
@@ -18,31 +18,6 @@ from .order import Draw, hash_of, stream
 from .pack import best_fit
 from .records import Records
 from .schema import Chat, Completion, Judgement, Preference, Solution, Text, parse_prompt
-
-
-class Pairs(eqx.Module):
-    """Preferences: in each row a prompt, continued by the chosen completion (episode 0) and the
-    rejected one (episode 1).
-    """
-
-    rows: Rows
-    margins: Float[Array, " b"]  # by how much the chosen one is better; 0 where it is not known
-    real: Bool[Array, " b"]  # False: the row only fills the batch up
-
-
-class Judged(eqx.Module):
-    """A prompt and a completion in each row, and whether the completion is good."""
-
-    rows: Rows
-    good: Bool[Array, " b"]
-    real: Bool[Array, " b"]  # False: the row only fills the batch up
-
-
-class Steps(eqx.Module):
-    """Solutions in steps: `rows.mask` is True at the last token of each step."""
-
-    rows: Rows
-    right: Bool[Array, "b t"]  # whether the step that ends here is right
 
 
 def sft_rows(
