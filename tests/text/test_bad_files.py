@@ -140,3 +140,11 @@ def test_malformed_directories_are_errors(
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error(tmp_path: Path) -> None:
+    changed = json.loads(JSON)
+    changed["model"]["continuing_subword_prefix"] = "##"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ValueError, match="expected a tokenizer in"):
+        Tokenizer.from_directory(tmp_path)

@@ -213,6 +213,52 @@ def test_save_and_read_give_the_same_tokenizer(tmp_path: Path) -> None:
         assert after.encode(text, add_special=True) == before.encode(text, add_special=True)
 
 
+@pytest.mark.parametrize("flags", range(16))
+def test_flags_of_added_tokens_survive(flags: int, tmp_path: Path) -> None:
+    names = ("lstrip", "rstrip", "normalized", "special")
+    given = {name: bool(flags >> i & 1) for i, name in enumerate(names)}
+    before = Tokenizer.from_gguf(byte_level_fields("qwen2"))
+    before.backend.add_tokens([AddedToken("<Tok>", **given)])
+    before.save(tmp_path)
+    after = Tokenizer.from_directory(tmp_path)
+    end = after.backend.token_to_id("<Tok>")
+    kept = after.backend.get_added_tokens_decoder()[end]
+    assert repr(kept) == repr(AddedToken("<Tok>", single_word=False, **given))
+    text = "a  <Tok>  b"
+    assert after.encode(text) == before.encode(text) and end in after.encode(text)
+    assert (end in after.special_ids) == given["special"]
+
+
+def test_the_configuration_says_what_stands_around_a_text(tmp_path: Path) -> None:
+    Tokenizer.from_gguf(byte_level_fields()).save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    plain = Tokenizer.from_directory(tmp_path).encode("Hi")
+
+    def around(text: str, **said: Any) -> list[int]:
+        write_json(tmp_path / "tokenizer_config.json", {**config, **said})
+        return Tokenizer.from_directory(tmp_path).encode(text, add_special=True)
+
+    bos, eos = config["bos_token"], config["eos_token"]
+    assert around("Hi") == plain
+    assert around("Hi", add_bos_token=True) == [1, *plain]
+    assert around(bos + "Hi", add_bos_token=True) == [1, *plain]  # once, not twice
+    assert around(bos + "Hi") == [1, *plain]
+    assert around("Hi", add_bos_token=True, add_eos_token=True) == [1, *plain, 2]
+    assert around("Hi", add_bos_token=True, bos_token=None) == plain
+    assert eos == "<|im_end|>"
+
+
+def test_a_file_that_cuts_and_pads_does_neither_here(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_fields())
+    tokenizer.save(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    for text in TABLE["texts"]:
+        assert Tokenizer.from_directory(tmp_path).encode(text) == tokenizer.encode(text)
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
@@ -241,6 +287,8 @@ def test_reads_every_spelling_of_a_directory(tmp_path: Path) -> None:
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (2, (1, 0), 1)
     assert tokenizer.chat_template == "plain"
     assert tokenizer.encode("a<|end|>") == [0, 3]
+    write_json(tmp_path / "chat_template.json", {"chat_template": "unused, as one is there"})
+    assert Tokenizer.from_directory(tmp_path).chat_template == "plain"
     # The generation's own list of stops counts before the model's; a template file before a field.
     write_json(tmp_path / "generation_config.json", {"eos_token_id": [1, 3]})
     (tmp_path / "chat_template.jinja").write_text("file", encoding="utf-8")

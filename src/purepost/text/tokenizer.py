@@ -162,7 +162,11 @@ def _read_backend(
     if path.is_file():
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except (
+            BaseException
+        ) as error:  # the library raises nothing narrower, and its panics are none
             raise ValueError(
                 f"expected a tokenizer in {path}, got an error: {error}; get the file again"
             ) from error
