@@ -16,12 +16,14 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from purepost import Algorithm, algorithms
-from purepost.losses import clipped, preference
+from purepost.filters import informative
+from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference
 from purepost.mean import Metrics
 from purepost.models.containers import with_reference
 from purepost.models.decoder import Config, Decoder, init_decoder
+from purepost.models.heads import reward_model, value_model
 from purepost.models.neftune import Neftune
-from purepost.rollout.collect import Tasks, single_turn
+from purepost.rollout.collect import Collect, Tasks, single_turn
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.rollout.score import score
@@ -83,13 +85,27 @@ def goal_share(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p 
 COLLECT = single_turn(goal_share, Sampling(max_tokens=TOKENS, stop_ids=(END,)), group=GROUP)
 
 
-def tasks(seed: int) -> Callable[[int], Tasks]:
-    """Four prompts of one to three random tokens every step."""
+def two_halves(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p g 2"], Metrics]:
+    """The same share as two rewards: of the first half of the slots, and of the second."""
+    hits = ((completions.tokens >= GOAL) & completions.mask).astype(jnp.float32)
+    return hits.reshape(*hits.shape[:2], 2, -1).sum(-1) / TOKENS, {}
+
+
+APART = single_turn(two_halves, Sampling(max_tokens=TOKENS, stop_ids=(END,)), group=GROUP)
+GREEDY = single_turn(
+    goal_share, Sampling(max_tokens=TOKENS, stop_ids=(END,), temperature=0.0), group=1
+)
+
+
+def tasks(seed: int, *, draws: int = 1) -> Callable[[int], Tasks]:
+    """Four prompts of one to three random tokens every step, `draws` times."""
 
     def data(step: int) -> Tasks:
         rng = np.random.default_rng((seed, step))
-        prompts = [rng.integers(3, CONFIG.vocab_size, n).tolist() for n in (3, 1, 2, 3)]
-        return Tasks(pad_prompts(prompts, ids=range(4 * step, 4 * step + 4), width=3))
+        sizes = (3, 1, 2, 3) * draws
+        prompts = [rng.integers(3, CONFIG.vocab_size, n).tolist() for n in sizes]
+        first = len(sizes) * step
+        return Tasks(pad_prompts(prompts, ids=range(first, first + len(sizes)), width=3))
 
     return data
 
@@ -126,15 +142,26 @@ def _policy(
     build: Callable[..., Algorithm],
     *,
     lora: tuple[bool, ...] = (False, True),
+    collect: tuple[Collect, ...] = (COLLECT,),
+    draws: int = 1,
     **options: Any,
 ) -> Probe:
     def on_tasks(optimizer: optax.GradientTransformation, **more: Any) -> Algorithm:
-        return build(optimizer, COLLECT, **more)
+        return build(optimizer, *collect, **more)
 
-    return Probe(factory, on_tasks, with_reference, tasks, reward_gap, lora=lora, options=options)
+    def data(seed: int) -> Callable[[int], Tasks]:
+        return tasks(seed, draws=draws)
+
+    return Probe(factory, on_tasks, with_reference, data, reward_gap, lora=lora, options=options)
 
 
-ALL_TERMS: dict[str, Any] = {"beta": 0.02, "entropy": 0.001, "epochs": 2}
+ALL_TERMS: dict[str, Any] = {
+    "beta": 0.02,
+    "entropy": 0.001,
+    "epochs": 2,
+    "correction": off_policy_sequences(0.1),
+    "filters": (informative,),
+}
 PER_ROW: dict[str, Any] = {"objective": clipped, "epochs": 2, "per_row": 2}
 
 PROBES: dict[str, Probe] = {
@@ -144,6 +171,22 @@ PROBES: dict[str, Probe] = {
     "rloo": _policy("rloo", algorithms.rloo),
     "rloo, clipped": _policy("rloo", algorithms.rloo, lora=(False,), **PER_ROW),
     "dr_grpo": _policy("dr_grpo", algorithms.dr_grpo, max_tokens=TOKENS),
+    "reinforce": _policy("reinforce", algorithms.reinforce, lora=(False,)),
+    "reinforce_pp": _policy("reinforce_pp", algorithms.reinforce_pp, lora=(True,), penalty=0.01),
+    "remax": _policy("remax", algorithms.remax, lora=(False,), collect=(COLLECT, GREEDY)),
+    "dapo": _policy("dapo", partial(algorithms.dapo, draws=2), lora=(True,), draws=2),
+    "gspo": _policy("gspo", algorithms.gspo, lora=(False,), epochs=2),
+    "gspo_token": _policy("gspo_token", algorithms.gspo_token, lora=(True,)),
+    "cispo": _policy("cispo", algorithms.cispo, lora=(False,)),
+    "sapo": _policy("sapo", algorithms.sapo, lora=(True,)),
+    "gmpo": _policy("gmpo", algorithms.gmpo, lora=(False,)),
+    "dppo": _policy("dppo", algorithms.dppo, lora=(True,), divergence=dppo_kl),
+    "vespo": _policy("vespo", algorithms.vespo, lora=(False,)),
+    "luspo": _policy("luspo", algorithms.luspo, lora=(True,)),
+    "gdpo": _policy("gdpo", algorithms.gdpo, lora=(False,), collect=(APART,)),
+    "opo": _policy("opo", algorithms.opo, lora=(True,)),
+    "max_rl": _policy("max_rl", algorithms.max_rl, lora=(False,)),
+    "pass_at_k": _policy("pass_at_k", algorithms.pass_at_k, lora=(True,)),
 }
 
 
@@ -171,6 +214,7 @@ MANY: dict[str, Any] = {
     "nll": 0.1,
     "epochs": 2,
 }
+ONE = single_turn(goal_share, Sampling(max_tokens=TOKENS, stop_ids=(END,)), group=1)
 SMOOTH: dict[str, Any] = {"label_smoothing": preferences.WRONG, "z_loss": 1e-4}
 
 PROBES |= {
@@ -195,6 +239,28 @@ PROBES |= {
         gap=preferences.sure_gap,
         data=preferences.told,
         models=lambda model: model,
+    ),
+    "reward_model": _paired(
+        "reward_model",
+        algorithms.reward_model,
+        models=partial(reward_model, jr.key(2)),
+        centring=0.01,
+    ),
+    "process_reward_model": _paired(
+        "process_reward_model",
+        algorithms.process_reward_model,
+        data=preferences.solved,
+        models=value_model,
+    ),
+    "online_dpo": _policy("online_dpo", algorithms.online_dpo, lora=(False,), beta=0.5),
+    "xpo": Probe(
+        "xpo",
+        lambda optimizer, **options: algorithms.xpo(optimizer, ONE, **options),
+        with_reference,
+        tasks,
+        reward_gap,
+        lora=(True,),
+        options={"beta": 0.5, "alpha": 1e-3},
     ),
 }
 

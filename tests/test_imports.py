@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "tree": BOTTOM,
     "losses": BOTTOM,
     "advantages": BOTTOM,
+    "filters": BOTTOM | {"advantages"},
+    "policy_batch": BOTTOM | {"advantages", "filters", "models", "rollout"},
     "weights": BOTTOM,
     "models": BOTTOM | {"weights"},
     "models.hub": BOTTOM | {"weights", "models", "text"},

@@ -7,11 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purepost.losses import clipped, reinforce, token_mean
+from purepost.losses import (
+    check_positive,
+    cispo,
+    clipped,
+    dppo_kl,
+    dppo_tv,
+    dual_clipped,
+    gspo_token,
+    reinforce,
+    sapo,
+    token_mean,
+    two_sided,
+    vespo,
+)
 from purepost.losses.policy import log_ratio
 from tests.losses import worked
 
 ONE = worked.spans_of([[1]])
+
+
+PER_TOKEN = [reinforce, clipped, two_sided, dual_clipped, cispo, sapo, dppo_tv, dppo_kl]
 
 
 def at(x: float):
@@ -59,14 +75,15 @@ def gradient(objective, logps, old, advantages, spans):
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_at_zero_change_clipped_has_the_gradient_of_reinforce(seed):
+def test_at_zero_change_every_gradient_is_minus_advantage_over_the_weight(seed):
+    """Of the sequences' objectives too that keep the tokens apart."""
     rng = np.random.default_rng(seed)
     logps = jnp.asarray(-rng.exponential(size=(3, 5)), jnp.float32)
     advantages = jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)
     mask = rng.random((3, 5)) < 0.7
     spans = worked.spans_of(mask.astype(int).tolist())
     expected = np.where(mask, -np.asarray(advantages) / max(mask.sum(), 1), 0.0)
-    for objective in (reinforce, clipped):
+    for objective in [*PER_TOKEN, gspo_token, vespo]:
         grad = gradient(objective, logps, logps, advantages, spans)
         np.testing.assert_allclose(grad, expected, rtol=1e-5)
 
@@ -105,7 +122,7 @@ def test_a_masked_minus_infinity_does_not_poison_the_gradient():
     np.testing.assert_allclose(grad, [[-1.0, 0.0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("objective", [reinforce, clipped])
+@pytest.mark.parametrize("objective", PER_TOKEN)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_what_is_masked_reaches_neither_value_nor_gradient(objective, bad):
     spans = worked.spans_of([[1, 0], [0, 1]])
@@ -124,3 +141,70 @@ def test_what_is_masked_reaches_neither_value_nor_gradient(objective, bad):
     dirty, g_dirty = jax.value_and_grad(value, has_aux=True)(logps, old, fill(advantages))
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
     np.testing.assert_array_equal(g_clean, g_dirty)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + np.exp(-x))
+
+
+def kl_of_two(p: float, q: float) -> float:
+    return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+
+
+def twin(name: str, new: float, old: float, a: float) -> tuple[float, float]:
+    """(loss, d loss / d log π) of one token, written from the formulas."""
+    p, q = np.exp(new), np.exp(old)
+    r = p / q
+    up, outside = r > 1.2 and a > 0, r < 0.8 and a < 0
+    plain = worked.clipped(r, a, 0.2, 0.2), 0.0 if up or outside else -r * a
+    match name:
+        case "two_sided":
+            return (-4 * a, 0.0) if a < 0 and r > 4 else plain
+        case "dual_clipped":
+            return (-3 * a, 0.0) if a < 0 and r > 3 else plain
+        case "cispo":
+            return -min(r, 5) * a * new, -min(r, 5) * a
+        case "sapo":
+            tau = 1.0 if a > 0 else 1.05
+            gate = sigmoid(tau * (r - 1))
+            return -a * gate * 4 / tau, -a * 4 * gate * (1 - gate) * r
+        case "dppo_tv":
+            keep = p - q <= 0.2 if a > 0 else p - q >= -0.2
+        case _:
+            near = kl_of_two(q, p) <= 0.2
+            keep = near or (p <= q if a > 0 else p >= q)
+    return -a * min(r, 3) * new * keep, -a * min(r, 3) * keep
+
+
+@pytest.mark.parametrize("objective", [two_sided, dual_clipped, cispo, sapo, dppo_tv, dppo_kl])
+@pytest.mark.parametrize("advantage", [2.0, -0.5])
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [(-2.0, -2.1), (-2.0, -1.5), (-0.2, -1.0), (-1.0, -0.2), (-1.0, -3.0), (-9.0, -0.5)],
+)
+def test_float64_twins(objective, advantage, new, old):
+    def value(logp):
+        return objective(logp, at(old), at(advantage), ONE)[0].sum()
+
+    loss, grad = jax.value_and_grad(value)(at(new))
+    expected = twin(objective.__name__, new, old, advantage)
+    np.testing.assert_allclose((loss, grad[0, 0]), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_metrics_count_what_is_cut():
+    spans = worked.spans_of([[1, 1, 1, 0]])
+    new, old = jnp.asarray([[0.0, 0.0, 0.0, 0.0]]), jnp.asarray([[-2.0, -2.0, 0.0, -9.0]])
+    advantages = jnp.asarray([[1.0, -1.0, 1.0, 1.0]])
+    shares = {
+        "cispo_clip_ratio": cispo(new, old, advantages, spans)[1],
+        "clip_ratio/dual_mean": dual_clipped(new, old, advantages, spans)[1],
+        "dppo/dropped_mean": dppo_tv(new, old, advantages, spans)[1],
+    }
+    for name, metrics in shares.items():
+        np.testing.assert_allclose(metrics[name].value, 1 / 3, rtol=1e-6)
+
+
+def test_limits_must_be_positive_unless_they_are_traced():
+    check_positive(low=0.1, high=1, swept=jnp.zeros(()))
+    with pytest.raises(ValueError, match="expected 0 < high, got 0"):
+        check_positive(low=0.1, high=0)

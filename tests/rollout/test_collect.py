@@ -15,6 +15,7 @@ from purepost.algorithms import grpo
 from purepost.mean import Mean, Metrics, scalar_mean
 from purepost.models import Decoder
 from purepost.models.containers import WithReference
+from purepost.policy_batch import outcomes_of
 from purepost.rollout.collect import Episodes, Tasks, episode_metrics, single_turn, to_rows
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import LENGTH, STOP, Completions, generate, pad_prompts
@@ -143,7 +144,7 @@ def test_a_group_is_its_id_not_its_text_or_place(model: Decoder) -> None:
     e = episodes(order, rewards=[0, 0, 0, 0, 1, 1, 1, 1])
     twice = pad_prompts([[11, 12], [11, 12]], width=3)
     e = eqx.tree_at(lambda e: e.prompts, e, twice)
-    assert group_normalized(e.rewards, e.group, 2).tolist() == [0.0] * 4
+    assert group_normalized(outcomes_of(e)).tolist() == [0.0] * 4
     rows, places = rows_of(e)
     assert places.episodes.tolist() == [[0, 2], [1, 3]]
     assert places.per_episode(e.rewards).tolist() == [[0.0, 0.0], [1.0, 1.0]]

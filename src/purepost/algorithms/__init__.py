@@ -7,13 +7,33 @@ if __name__ != "purepost.algorithms":
         "write `import purepost.algorithms`"
     )
 
+from .cispo import cispo as cispo
 from .cpo import cpo as cpo
+from .dapo import dapo as dapo
 from .dft import dft as dft
 from .dpo import dpo as dpo
+from .dppo import dppo as dppo
 from .dr_grpo import dr_grpo as dr_grpo
+from .gdpo import gdpo as gdpo
+from .gmpo import gmpo as gmpo
 from .grpo import grpo as grpo
+from .gspo import gspo as gspo
+from .gspo_token import gspo_token as gspo_token
 from .kto import kto as kto
+from .luspo import luspo as luspo
+from .max_rl import max_rl as max_rl
+from .online_dpo import online_dpo as online_dpo
+from .opo import opo as opo
 from .orpo import orpo as orpo
+from .pass_at_k import pass_at_k as pass_at_k
+from .process_reward_model import process_reward_model as process_reward_model
+from .reinforce import reinforce as reinforce
+from .reinforce_pp import reinforce_pp as reinforce_pp
+from .remax import remax as remax
+from .reward_model import reward_model as reward_model
 from .rloo import rloo as rloo
+from .sapo import sapo as sapo
 from .sft import sft as sft
 from .simpo import simpo as simpo
+from .vespo import vespo as vespo
+from .xpo import xpo as xpo

@@ -21,5 +21,5 @@ def dr_grpo(
     optimizer: optax.GradientTransformation, collect: Collect, *, max_tokens: int, **options: Any
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO with centred advantages and sums over L_max = `max_tokens`. Options are grpo's."""
-    parts = {"advantage": group_centered, "aggregate": constant(max_tokens)}
+    parts: dict[str, Any] = {"advantage": group_centered, "aggregate": constant(max_tokens)}
     return grpo(optimizer, collect, **(parts | options))

@@ -10,78 +10,41 @@ Source: Shao et al., DeepSeekMath, 2402.03300, eq. 3. Differs from the paper:
 3. With one optimizer step per rollout, π_old is π itself held constant: ρ = 1 exactly, and no
    scoring pass is spent on it.
 4. Completions that could not be scored leave the group's statistics and the loss.
+
+Most policy gradients are this file with other functions: advantage × objective × aggregate ×
+correction × filters × kl.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
-from ..advantages import Advantage, group_normalized, group_statistics
+from ..advantages import Advantage, Refine, group_normalized
 from ..algorithm import Algorithm, TrainState, make_init, make_update
-from ..losses import KL, Aggregate, Objective, clipped, k3_weighted, sequence_mean
-from ..mean import Mean, Metrics, Spans, Terms, masked_mean, mean_of
+from ..filters import Filter
+from ..losses import (
+    KL,
+    Aggregate,
+    Correction,
+    Objective,
+    clipped,
+    k3_weighted,
+    sampler_gap,
+    sequence_mean,
+)
+from ..mean import Mean, Metrics, Spans, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
-from ..rollout.collect import Collect, Episodes, Tasks, episode_metrics, to_rows
+from ..policy_batch import PolicyBatch, annotate
+from ..rollout.collect import Collect, Tasks
 from ..rollout.score import score
-from ..types import KeyArray, Rows, Scalar
+from ..types import KeyArray, Scalar
 
 Models = WithReference[Decoder]
-
-
-class PolicyBatch(eqx.Module):
-    """Episodes in rows. Log-probabilities in nats."""
-
-    rows: Rows
-    weights: Float[Array, "b e"]  # 1 for a scored episode, 0 for one that does not count
-    advantages: Float[Array, "b t"]
-    sampler_logps: Float[Array, "b t"]
-    old_logps: Float[Array, "b t"] | None  # None: the policy's own, held constant
-    ref_logps: Float[Array, "b t"] | None
-    temperature: Float[Array, " b"]
-
-
-@eqx.filter_jit
-def annotate(
-    models: Models,
-    episodes: Episodes,
-    advantage: Advantage,
-    *,
-    per_row: int | None = None,
-    score_old: bool = False,
-    score_reference: bool = False,
-) -> tuple[PolicyBatch, Metrics]:
-    """Episodes in rows, with their advantages and the log-probabilities that the loss needs."""
-    rows, places = to_rows(episodes, per_row=per_row)
-    groups = episodes.prompts.tokens.shape[0]
-    weights = places.per_episode(jnp.isfinite(episodes.rewards).astype(jnp.float32))
-    spans = Spans(rows.mask, rows.episode, weights)
-    advantages = advantage(episodes.rewards, episodes.group, groups)
-    temperature = places.per_episode(episodes.temperature)[:, 0]
-
-    def logps(model: Decoder) -> Float[Array, "b t"]:
-        return score(model, rows, temperature=temperature).logps
-
-    spread = group_statistics(episodes.rewards, episodes.group, groups)
-    differ = jax.ops.segment_max(spread.informative.astype(jnp.float32), episodes.group, groups)
-    batch = PolicyBatch(
-        rows=rows,
-        weights=weights,
-        advantages=spans.spread(places.per_episode(advantages)),
-        sampler_logps=places.per_token(episodes.logps),
-        old_logps=logps(models.policy) if score_old else None,
-        ref_logps=logps(models.reference) if score_reference and models.reference else None,
-        temperature=temperature,
-    )
-    return batch, episode_metrics(episodes) | {
-        "reward_std": masked_mean(spread.deviation, spread.count >= 2),
-        "frac_reward_zero_std": mean_of(1.0 - differ),
-    }
 
 
 def grpo(
@@ -89,8 +52,11 @@ def grpo(
     collect: Collect,
     *,
     advantage: Advantage = group_normalized,
+    refine: Refine | None = None,
     objective: Objective = clipped,
     aggregate: Aggregate = sequence_mean,
+    correction: Correction | None = None,
+    filters: Sequence[Filter] = (),
     kl: KL = k3_weighted,
     beta: Scalar = 0.0,
     entropy: Scalar = 0.0,
@@ -102,43 +68,44 @@ def grpo(
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO over the episodes of `collect`: a row for each prompt, its group behind it.
 
-    `beta` weighs the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits
-    a group over rows of so many episodes, each with the prompt in front. Error: `beta` without a
-    reference.
+    `correction` weighs tokens by π_old/π_sampler; `filters` say which episodes count. `beta` weighs
+    the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits a group over
+    rows, each with the prompt in front. Errors: groups of one, `beta` without a reference.
     """
     update = make_update(
         optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches
     )
-    on_policy = epochs * minibatches == 1
+    reused = epochs * minibatches > 1
     held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
-    annotated = partial(annotate, per_row=per_row, score_old=not on_policy, score_reference=held)
+    annotated = partial(annotate, refine=refine, filters=tuple(filters), per_row=per_row)
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks
     ) -> tuple[PolicyBatch, Metrics]:
-        models = state.models
-        if held and models.reference is None:
-            raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
-        episodes, metrics = collect(key, models.policy, data)
-        batch, more = annotated(models, episodes, advantage)
-        return batch, metrics | more
+        episodes, metrics = collect(key, state.models.policy, data)
+        batch, more = annotated(state.models, episodes, advantage, old=reused, reference=held)
+        return batch, more | metrics
 
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
         scores = score(models.policy, batch.rows, temperature=batch.temperature)
-        logps, mask = scores.logps, batch.rows.mask
-        spans = Spans(mask, batch.rows.episode, batch.weights)
+        logps, spans = scores.logps, Spans(batch.rows.mask, batch.rows.episode, batch.weights)
         old = jax.lax.stop_gradient(logps) if batch.old_logps is None else batch.old_logps
         losses, metrics = objective(logps, old, batch.advantages, spans)
+        if correction is not None:
+            weights, more = correction(logps, old, batch.sampler_logps, batch.advantages, spans)
+            losses, metrics = losses * weights, metrics | more
         terms = {"policy": aggregate(losses, spans)}
-        if batch.ref_logps is not None:
+        if held and batch.ref_logps is not None:
             metrics["kl"] = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
-            terms["kl"] = Mean(beta * metrics["kl"].total, metrics["kl"].weight)
+            terms["kl"] = _times(beta, metrics["kl"])
         if curious:
-            bonus = aggregate(scores.entropies, spans)
-            terms["entropy"] = Mean(-entropy * bonus.total, bonus.weight)
-        gap = jnp.abs(logps - batch.sampler_logps)
-        metrics["sampling/sampling_logp_difference/mean"] = masked_mean(gap, mask)
-        metrics["entropy"] = masked_mean(scores.entropies, mask)
+            terms["entropy"] = _times(-entropy, aggregate(scores.entropies, spans))
+        metrics |= sampler_gap(logps, batch.sampler_logps, spans)
+        metrics["entropy"] = masked_mean(scores.entropies, spans.mask)
         return terms, metrics
 
     return Algorithm(make_init(optimizer, trainable=trainable), rollout, loss, update)
+
+
+def _times(factor: Scalar, mean: Mean) -> Mean:
+    return Mean(factor * mean.total, mean.weight)

@@ -23,5 +23,9 @@ def rloo(
     optimizer: optax.GradientTransformation, collect: Collect, **options: Any
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE with the other completions as the baseline. Options are grpo's."""
-    parts = {"advantage": leave_one_out, "objective": reinforce, "aggregate": sequence_sum}
+    parts: dict[str, Any] = {
+        "advantage": leave_one_out,
+        "objective": reinforce,
+        "aggregate": sequence_sum,
+    }
     return grpo(optimizer, collect, **(parts | options))

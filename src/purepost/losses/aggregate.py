@@ -38,6 +38,15 @@ def sequence_sum(losses: Float[Array, "b t"], spans: Spans) -> Mean:
     return Mean(_counted(losses, spans).sum(), spans.weights.sum())
 
 
+def prompt_mean(losses: Float[Array, "b t"], spans: Spans) -> Mean:
+    """The mean over prompts of Σ ℓ / Σ_i T_i in the prompt's group, which a row holds whole: no
+    prompt counts for more because its completions are long.
+    """
+    weights = spans.spread(spans.weights).sum(1)
+    per_row = _counted(losses, spans).sum(1) / jnp.maximum(weights, 1.0)
+    return Mean(per_row.sum(), (spans.weights > 0).any(1).sum(dtype=jnp.float32))
+
+
 def constant(max_tokens: int) -> Aggregate:
     """Σ ℓ / (B · L_max), with the configured limit for L_max: no bias by length.
 

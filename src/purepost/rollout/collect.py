@@ -39,10 +39,12 @@ class Episodes(eqx.Module):
     rewards: Float[Array, " n"]  # NaN: unscored
     finish: Int[Array, " n"]
     temperature: Float[Array, " n"]
+    components: Float[Array, "n k"] | None = None  # the rewards that `rewards` is the sum of
+    baselines: Float[Array, " n"] | None = None  # the reward of a rollout that is not trained on
 
 
-# (tasks, completions) → rewards, NaN where a completion cannot be scored
-Reward = Callable[[Tasks, Completions], tuple[Float[Array, "p g"], Metrics]]
+# (tasks, completions) → rewards, one or several, NaN where a completion cannot be scored
+Reward = Callable[[Tasks, Completions], tuple[Float[Array, "p g *k"], Metrics]]
 
 
 @runtime_checkable
@@ -57,7 +59,7 @@ class Collect(Protocol):
 def single_turn(
     reward: Reward, sampling: Sampling, *, group: int, stop: StopStrings | None = None
 ) -> Collect:
-    """`group` completions of every prompt, each scored by `reward`.
+    """`group` completions of every prompt, each scored by `reward`; of several rewards the sum.
 
     A JAX function if the reward is one.
     """
@@ -67,7 +69,8 @@ def single_turn(
     def collect(key: KeyArray, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
         completions = generate(key, model, tasks.prompts, sampling, group=group, stop=stop)
         rewards, metrics = reward(tasks, completions)
-        p, n = rewards.shape[0], rewards.size
+        p, n = len(rewards), len(rewards) * group
+        parts = rewards.reshape(n, -1)
         # Greedy log-probabilities are taken at temperature 1.
         temperature = jnp.asarray(sampling.temperature, jnp.float32)
         flat = lambda x: x.reshape(n, *x.shape[2:])  # noqa: E731
@@ -78,9 +81,10 @@ def single_turn(
             lengths=flat(completions.lengths),
             mask=flat(completions.mask),
             logps=flat(completions.logps),
-            rewards=rewards.reshape(n),
+            rewards=jnp.where(jnp.isnan(parts).all(1), jnp.nan, jnp.nansum(parts, 1)),
             finish=flat(completions.finish),
             temperature=jnp.broadcast_to(jnp.where(temperature > 0, temperature, 1.0), (n,)),
+            components=parts if rewards.ndim == 3 else None,
         )
         return episodes, metrics
 

@@ -1,0 +1,36 @@
+"""Length-Unbiased Sequence Policy Optimization: GSPO with each sequence's loss times its length.
+
+s_i = (π(y_i) / π_old(y_i))^(1/T_i)
+L   = −Σ_i T_i min(s_i A_i, clip(s_i, 1−ε_low, 1+ε_high) A_i) / B
+
+Source: Liu et al., LUSPO, 2602.05261. Differs from the paper: none.
+"""
+
+from functools import partial
+from typing import Any
+
+import optax
+
+from ..algorithm import Algorithm
+from ..losses import check_positive, sequence_sum
+from ..losses import gspo as objective
+from ..rollout.collect import Collect, Tasks
+from ..types import Scalar
+from .grpo import Models, PolicyBatch, grpo
+
+
+def luspo(
+    optimizer: optax.GradientTransformation,
+    collect: Collect,
+    *,
+    low: Scalar = 3e-4,
+    high: Scalar = 4e-4,
+    **options: Any,
+) -> Algorithm[Models, Tasks, PolicyBatch]:
+    """GSPO without its bias by length. Options are grpo's."""
+    check_positive(low=low, high=high)
+    parts: dict[str, Any] = {
+        "objective": partial(objective, low=low, high=high),
+        "aggregate": sequence_sum,
+    }
+    return grpo(optimizer, collect, **(parts | options))

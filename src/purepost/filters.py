@@ -1,0 +1,29 @@
+"""Which episodes a loss leaves out. They stay in their groups' statistics."""
+
+from collections.abc import Callable
+
+from jaxtyping import Array, Bool
+
+from .advantages import Outcomes, group_statistics
+
+# outcomes → which episodes to keep
+Filter = Callable[[Outcomes], Bool[Array, " n"]]
+
+
+def finished(outcomes: Outcomes) -> Bool[Array, " n"]:
+    """Those that were not cut off by the limit on tokens. Source: Yu et al., DAPO, 2503.14476,
+    §3.4.
+    """
+    return ~outcomes.truncated
+
+
+def informative(outcomes: Outcomes) -> Bool[Array, " n"]:
+    """Those of groups whose rewards differ. Source: Yu et al., DAPO, 2503.14476, §3.2."""
+    return group_statistics(outcomes).informative
+
+
+def at_most(max_tokens: int) -> Filter:
+    """Those of at most `max_tokens` sampled tokens."""
+    if max_tokens < 1:
+        raise ValueError(f"expected max_tokens ≥ 1, got {max_tokens}")
+    return lambda outcomes: outcomes.lengths <= max_tokens

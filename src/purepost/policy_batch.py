@@ -1,0 +1,101 @@
+"""From episodes to the batch that a policy gradient trains on: all that needs no gradient."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .advantages import Advantage, Outcomes, Refine, group_statistics
+from .filters import Filter
+from .mean import Metrics, Spans, masked_mean, mean_of
+from .models.containers import WithReference
+from .models.decoder import Decoder
+from .rollout.collect import Episodes, episode_metrics, to_rows
+from .rollout.sample import LENGTH
+from .rollout.score import score
+from .types import Rows
+
+
+class PolicyBatch(eqx.Module):
+    """Episodes in rows. Log-probabilities in nats."""
+
+    rows: Rows
+    weights: Float[Array, "b e"]  # 1 for a scored episode, 0 for one that does not count
+    advantages: Float[Array, "b t"]
+    sampler_logps: Float[Array, "b t"]
+    old_logps: Float[Array, "b t"] | None  # None: the policy's own, held constant
+    ref_logps: Float[Array, "b t"] | None
+    temperature: Float[Array, " b"]
+
+
+def outcomes_of(episodes: Episodes) -> Outcomes:
+    """How the episodes ended."""
+    return Outcomes(
+        rewards=episodes.rewards,
+        group=episodes.group,
+        lengths=episodes.mask.sum(1).astype(jnp.float32),
+        truncated=episodes.finish == LENGTH,
+        groups=episodes.prompts.tokens.shape[0],
+        components=episodes.components,
+        baselines=episodes.baselines,
+    )
+
+
+@eqx.filter_jit
+def annotate(
+    models: WithReference[Decoder],
+    episodes: Episodes,
+    advantage: Advantage,
+    *,
+    refine: Refine | None = None,
+    filters: Sequence[Filter] = (),
+    per_row: int | None = None,
+    old: bool = False,
+    reference: bool = False,
+) -> tuple[PolicyBatch, Metrics]:
+    """Episodes in rows, with their advantages and the log-probabilities that the loss needs: the
+    policy's of now (`old`) and the reference's. Error: no reference where one is needed.
+    """
+    if reference and models.reference is None:
+        raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
+    rows, places = to_rows(episodes, per_row=per_row)
+    outcomes = outcomes_of(episodes)
+    kept = outcomes.scored
+    for keep in filters:
+        kept &= keep(outcomes)
+    weights = places.per_episode(kept.astype(jnp.float32))
+    spans = Spans(rows.mask, rows.episode, weights)
+    temperature = places.per_episode(episodes.temperature)[:, 0]
+
+    def logps(model: Decoder) -> Float[Array, "b t"]:
+        return score(model, rows, temperature=temperature).logps
+
+    advantages = spans.spread(places.per_episode(advantage(outcomes)))
+    sampler_logps = places.per_token(episodes.logps)
+    wanted = reference or refine is not None
+    ref_logps = logps(models.reference) if wanted and models.reference else None
+    if refine is not None:
+        advantages = refine(advantages, sampler_logps, ref_logps, spans)
+    batch = PolicyBatch(
+        rows=rows,
+        weights=weights,
+        advantages=advantages,
+        sampler_logps=sampler_logps,
+        old_logps=logps(models.policy) if old else None,
+        ref_logps=ref_logps,
+        temperature=temperature,
+    )
+    spread = group_statistics(outcomes)
+    differ = jax.ops.segment_max(
+        spread.informative.astype(jnp.float32), outcomes.group, outcomes.groups
+    )
+    metrics = episode_metrics(episodes) | {
+        "reward_std": masked_mean(spread.deviation, spread.count >= 2),
+        "frac_reward_zero_std": mean_of(1.0 - differ),
+    }
+    if filters:
+        dropped = 1.0 - kept.astype(jnp.float32)
+        metrics["frac_filtered"] = masked_mean(dropped, outcomes.scored)
+    return batch, metrics
