@@ -37,10 +37,10 @@ COSMETIC = frozenset(
     label2id num_labels finetuning_task task_specific_params tokenizer_class prefix
     pretraining_tp chunk_size_feed_forward cache_implementation attn_implementation
     transformers.js_config is_llama_config unsloth_version unsloth_fixed max_length min_length
-    max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
-    top_p typical_p
-    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-    bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values
+    max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature
+    top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+    forced_eos_token_id remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
     """.split()
 )

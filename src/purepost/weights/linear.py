@@ -49,8 +49,8 @@ def grouped_linear(
     """x @ w[group], w [e, i, o], of rows sorted by group, `sizes` of them in each; `key` as in
     `linear`.
 
-    Rows are laid out in blocks of one group each, so that the work grows with the rows, not with
-    rows × groups as `jax.lax.ragged_dot` on CPUs and GPUs has it.
+    Rows are laid out in blocks of one group each: the work grows with the rows, where that of
+    `jax.lax.ragged_dot` on CPUs grows with rows × groups.
     """
     match w:
         case LowRank():
