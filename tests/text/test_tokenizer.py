@@ -222,6 +222,7 @@ def test_flags_of_added_tokens_survive(flags: int, tmp_path: Path) -> None:
     before.save(tmp_path)
     after = Tokenizer.from_directory(tmp_path)
     end = after.backend.token_to_id("<Tok>")
+    assert end is not None
     kept = after.backend.get_added_tokens_decoder()[end]
     assert repr(kept) == repr(AddedToken("<Tok>", single_word=False, **given))
     text = "a  <Tok>  b"
