@@ -18,6 +18,7 @@ from purepost.models.hub import load, save
 from purepost.models.hub.families import FAMILIES
 from purepost.models.hub.gguf import read_gguf
 from purepost.models.hub.gguf_config import config_from_gguf
+from purepost.models.hub.gguf_reader import Stored
 from purepost.models.hub.safetensors import read_checkpoint
 from purepost.models.layers import gelu
 from purepost.text import Tokenizer
@@ -99,6 +100,18 @@ def test_quantised_types(tmp_path: Path, kind: str) -> None:
     expected = dequantize(quantize(stored["token_embd.weight"], type_), type_)
     np.testing.assert_array_equal(got, expected)
     assert 0 < np.abs(got - stored["token_embd.weight"]).max() < 0.5
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_k_quants_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of any bytes (small ones: finite scales), some at a time and all at once."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[type_]
+    bytes_ = np.random.default_rng(0).integers(0, 60, (2, 3, 4 * size)).astype(np.uint8)
+    monkeypatch.setattr("purepost.models.hub.gguf_reader._AT_ONCE", 5 * block)
+    got = Stored(type_, (2, 3, 4 * block), bytes_).values()
+    np.testing.assert_array_equal(got, dequantize(bytes_, type_))
+    assert np.abs(got).max() > 0
 
 
 def test_a_loaded_file_equals_the_checkpoint_it_was_made_of(tmp_path: Path) -> None:
