@@ -22,7 +22,7 @@ from purepost.models.hub.safetensors import read_checkpoint, read_file, save_ten
 from tests.models.hub.gguf_files import GOLDEN, metadata, write_gguf
 
 TINY = GOLDEN / "tiny-tied"
-SOON = settings(deadline=timedelta(seconds=5), max_examples=60)
+SOON = settings(deadline=timedelta(seconds=20), max_examples=60)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
