@@ -29,7 +29,7 @@ SHARED = {
     "vocab_size": 288,
     "hidden_size": 24,
     "intermediate_size": 40,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
