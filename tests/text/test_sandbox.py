@@ -83,6 +83,14 @@ def test_endless_templates_are_stopped(template: str, monkeypatch: pytest.Monkey
         "{{ '%999999999d' % 1 }}",
         "{{ '%*d' % (999999999, 1) }}",
         "{{ '{:999999999}'.format(1) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ ('a' * 9999).replace('', 'b' * 9999) }}",
+        "{{ 'a' * 9999 | replace('', 'b' * 9999) }}",
+        "{{ ('a' * 9999).join(range(9999)) }}",
+        "{{ ('a' * 9999).join(['b'] * 9999) }}",
+        "{{ ['b'] * 9999 | join('a' * 9999) }}",
+        "{{ (['a' * 9999] * 9999) | join }}",
+        "{{ ([{'x': 'a' * 9999}] * 9999) | join(',', attribute='x') }}",
         "{{ 'a'.ljust(999999999) }}",
         "{{ 'a'.center(width) }}",
         "{{ 'a' | center(width) }}",
@@ -143,5 +151,10 @@ def test_what_templates_use_works() -> None:
 {%- for x in nothing %}{% else %};{% endfor %}
 {%- filter upper %}b{% endfilter %}
 {{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}
-{{- 'no' if missing is defined else none }}"""
-    assert run(template) == "HI!23False3,8,3,05,  x,aa,1a1bNone;B['hi']None"
+{{- 'no' if missing is defined else none }}
+{{- ['a', 1, none] | join('-') ~ messages | join('-', attribute='role') }}
+{{- 'aXbX' | replace('X', 'y', 1) }}
+{{- '-'.join(['a', 'b']) ~ 'aXb'.replace('X', 'y') ~ '%s' | format('f') }}"""
+    assert run(template) == (
+        "HI!23False3,8,3,05,  x,aa,1a1bNone;B['hi']Nonea-1-NoneuseraybXa-baybf"
+    )

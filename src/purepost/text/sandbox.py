@@ -2,7 +2,7 @@
 
 jinja2's sandbox keeps a template, which is a program that came with a model, from the internals
 and from changing what it is given. This adds bounds: loops and calls watch the clock, and what can
-grow is measured. A template may still use the memory of a few times `MAX_SIZE`.
+grow is measured, so that memory stays within a few times `MAX_SIZE`.
 """
 
 import json
@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2 import Environment, Template, TemplateError, nodes, pass_context, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_format, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -60,10 +62,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         match operator, left, right:
             case "**", int(), int() if left.bit_length() * abs(right) > MAX_SIZE // 1000:
                 raise SecurityError("a power is too large")
-            case "*", int(), Sequence() if left * len(right) > MAX_SIZE:
-                raise SecurityError("a repeated value is too large")
-            case "*", Sequence(), int() if len(left) * right > MAX_SIZE:
-                raise SecurityError("a repeated value is too large")
+            case "*", int(), Sequence():
+                _check_product(left, right)
+            case "*", Sequence(), int():
+                _check_product(right, left)
             case "%", str(), _ if _LONG_WIDTH.search(left):
                 raise SecurityError("a width is too large")
         return _check_size(self.binop_table[operator](left, right))
@@ -72,6 +74,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         """What a function gives, unless that or a number it is given is too large."""
         _watch(context)
         _check_counts([*args, *kwargs.values()])
+        if isinstance(function, BuiltinMethodType) and isinstance(function.__self__, str):
+            match function.__name__, args:
+                case "replace", (_, str() as new, *_):
+                    _check_product(len(function.__self__) + 1, new)
+                case "join", (values, *_):
+                    args = (_check_joined(values, function.__self__),)
         result = ImmutableSandboxedEnvironment.call(self, context, function, *args, **kwargs)
         return _check_size(result)
 
@@ -153,6 +161,9 @@ def _compile(template: str, extensions: tuple[type[Extension], ...]) -> Template
     )
     environment.filters |= {
         "tojson": _to_json,
+        "format": _format,
+        "join": _join,
+        "replace": _replace,
         "\x00watched": _watched,
         "\x00written": _written,
         "\x00sized": _check_size,
@@ -213,6 +224,44 @@ def _check_size(value: Any) -> Any:
     if size > MAX_SIZE:
         raise SecurityError(f"a value is larger than {MAX_SIZE}")
     return value
+
+
+def _check_product(times: int, value: Sequence[Any]) -> None:
+    if times * len(value) > MAX_SIZE:
+        raise SecurityError(f"a value is to be repeated {times} times")
+
+
+def _check_joined(values: Iterable[Any], separator: str) -> list[Any]:
+    """The values, which together are a text within bounds."""
+    items = list(values)
+    size = sum(
+        len(item) if isinstance(item, str) else len(str(_check_nested(item))) for item in items
+    )
+    if size + len(items) * len(separator) > MAX_SIZE:
+        raise SecurityError("a joined text is too large")
+    return items
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    if _LONG_WIDTH.search(value):
+        raise SecurityError("a width is too large")
+    return do_format(value, *args, **kwargs)
+
+
+@pass_environment
+def _join(
+    environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    items = list(value)
+    if attribute is not None:
+        items = list(map(make_attrgetter(environment, attribute), items))
+    return d.join(map(str, _check_joined(items, d)))
+
+
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
+    text = str(value)
+    _check_product(len(text) + 1, new)
+    return text.replace(old, new, -1 if count is None else count)
 
 
 def _check_nested(value: Any) -> Any:
