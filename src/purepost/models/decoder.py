@@ -92,11 +92,14 @@ def finish(
     probabilities.
     """
 
-    def add(y: Float[Array, "*s d"], post_norm: Float[Array, " d"] | None) -> Float[Array, "*s d"]:
-        return x + (y if post_norm is None else norm(config, y, post_norm))
+    def normed_by(
+        scale: Float[Array, " d"] | None, y: Float[Array, "*s d"]
+    ) -> Float[Array, "*s d"]:
+        return y if scale is None else norm(config, y, scale)
 
     mixed = rearrange(mixed, "... h k -> ... (h k)")
-    x = add(linear(mixed, block.attention.o, key=subkey(key, 3)), block.attention_post_norm)
+    mixed = linear(mixed, block.attention.o, key=subkey(key, 3))
+    x = x + normed_by(block.attention_post_norm, mixed)
     normed = norm(config, x, block.mlp_norm)
     match block.mlp:
         case MoE() as experts:
@@ -109,7 +112,7 @@ def finish(
             )
         case mlp:
             out, router = mlp(normed, config.activation, key=key), None
-    return add(out, block.mlp_post_norm), router
+    return x + normed_by(block.mlp_post_norm, out), router
 
 
 class Unembed(eqx.Module):

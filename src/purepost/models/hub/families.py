@@ -27,7 +27,7 @@ def _family(module: Any, file: str, models: str, has: str) -> Family:
 FAMILIES: Mapping[str, Family] = {
     "llama": _family(
         *(llama, "llama", "Llama 2, 3, 3.1, 3.2, SmolLM2"),
-        "RoPE stretched linearly, dynamically, by Llama 3.1's rule, by YaRN, as in every family",
+        "RoPE stretched linearly, dynamically, by Llama 3.1's rule or YaRN, as in every family",
     ),
     "mistral": _family(mistral, "mistral", "Mistral 7B", "sliding windows"),
     "qwen2": _family(
@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, Family] = {
         *(qwen3_moe, "qwen3_moe", "Qwen3 30B-A3B, 235B-A22B"),
         "a mixture of experts that drops no token, its load-balancing loss",
     ),
-    "gemma": _family(gemma, "gemma", "Gemma 2B, 7B", "GELU, scaled embeddings, 1 + scale"),
+    "gemma": _family(gemma, "gemma", "Gemma 2B, 7B", "GELU, scaled embeddings, norms of 1 + scale"),
     "gemma2": _family(
         gemma2, "gemma2", "Gemma 2", "soft-caps, norms before and after, alternating windows"
     ),
