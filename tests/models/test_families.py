@@ -19,7 +19,7 @@ from purepost.models.hub import load, save
 from purepost.models.hub.families import FAMILIES
 from purepost.models.hub.safetensors import read_checkpoint
 from purepost.types import Rows, causal_rows, check_rows, group_rows
-from purepost.weights import add_lora
+from purepost.weights import add_lora, merge
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EVERY = pytest.mark.parametrize("name", list(FAMILIES))
@@ -183,3 +183,21 @@ def test_a_fresh_model_has_the_loaded_ones_shapes(name: str) -> None:
     assert all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
     norm = jax.jit(lambda key: init_decoder(key, model.config).norm)(jr.key(0))
     np.testing.assert_array_equal(norm + model.config.norm_offset, 1.0)
+
+
+@EVERY
+def test_a_bfloat16_model_computes_in_bfloat16(name: str) -> None:
+    """Adapters are float32; under strict promotion a mixed product is an error."""
+    model = jax.tree.map(lambda x: x.astype(jnp.bfloat16), family(name))
+    adapted = add_lora(model, rank=2, key=jr.key(0))
+    tokens, lengths = integers(np.ones((2, 9))), integers([9, 4])
+    rows = causal_rows(tokens, lengths)
+
+    def passes(model: Decoder) -> tuple[jax.Array, jax.Array, jax.Array]:
+        hidden, _ = model(rows, key=jr.key(1))
+        _, cached = prefill(model, tokens, lengths, 2, 8)
+        step = decode(model, unstack(merge(model)), cached, tokens[:, :2], integers(0))[0]
+        return hidden, step, model.unembed(hidden)
+
+    shapes = eqx.filter_eval_shape(passes, adapted)
+    assert [x.dtype for x in shapes] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]

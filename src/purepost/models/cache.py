@@ -116,7 +116,8 @@ def _attend(
         layer.prefix_v,
         preferred_element_type=jnp.float32,
     ).reshape(p, n, g, m, width)
-    mixed += (own[..., None].astype(dtype) * layer.branch_v[:, :, :, None]).sum(-2)
+    weighted = own[..., None].astype(dtype) * layer.branch_v[:, :, :, None]
+    mixed += weighted.astype(jnp.float32).sum(-2)
     return (mixed / total).astype(dtype).transpose(0, 2, 1, 3, 4)
 
 
