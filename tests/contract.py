@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from purepost import Algorithm, algorithms
 from purepost.filters import informative
 from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference
-from purepost.mean import Metrics
+from purepost.mean import Metrics, masked_mean
 from purepost.models.containers import with_reference
 from purepost.models.decoder import Config, Decoder, init_decoder
 from purepost.models.heads import reward_model, value_model
@@ -214,7 +214,19 @@ MANY: dict[str, Any] = {
     "nll": 0.1,
     "epochs": 2,
 }
-ONE = single_turn(goal_share, Sampling(max_tokens=TOKENS, stop_ids=(END,)), group=1)
+DRAWN = Sampling(max_tokens=TOKENS, stop_ids=(END,))
+ONE = single_turn(goal_share, DRAWN, group=1)
+
+
+def preferred(
+    tasks: Tasks, ours: Completions, theirs: Completions
+) -> tuple[Float[Array, " p"], Metrics]:
+    """The larger share of hits is preferred, equal ones are even."""
+    (own, _), (other, _) = goal_share(tasks, ours), goal_share(tasks, theirs)
+    metrics = {"reward": masked_mean(own, jnp.isfinite(own))}
+    return (jnp.sign(own - other)[:, 0] + 1) / 2, metrics
+
+
 SMOOTH: dict[str, Any] = {"label_smoothing": preferences.WRONG, "z_loss": 1e-4}
 
 PROBES |= {
@@ -261,6 +273,15 @@ PROBES |= {
         reward_gap,
         lora=(True,),
         options={"beta": 0.5, "alpha": 1e-3},
+    ),
+    "nash_md": Probe(
+        "nash_md",
+        lambda optimizer, **options: algorithms.nash_md(optimizer, preferred, DRAWN, **options),
+        with_reference,
+        tasks,
+        reward_gap,
+        lora=(False,),
+        options={"beta": 0.001},
     ),
 }
 

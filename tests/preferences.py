@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from purepost.mean import Metrics, Spans
-from purepost.rollout.labelled import Judged, Pairs
+from purepost.rollout.labelled import Judged, Pairs, Steps
 from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows, group_rows
 
@@ -100,3 +100,18 @@ def sure_gap(models: Any, metrics: Metrics, data: Rows) -> float:
     """How far the probability of a token is from 1."""
     p = np.exp(np.asarray(score(models, data).logps))[np.asarray(data.mask)]
     return float(1 - p.mean())
+
+
+def solved(seed: int) -> Callable[[int], Steps]:
+    """Solutions of two steps; a step is right if it begins with one token, wrong with another."""
+    r, s, a, b, c, _ = symbols(seed)
+
+    def data(step: int) -> Steps:
+        tokens = jnp.asarray([[r, a, c, b, c], [r, b, c, 0, 0]] * 2, jnp.int32)
+        marks = jnp.asarray([[0, 0, 1, 0, 1], [0, 0, 1, 0, 0]] * 2, bool)
+        right = jnp.asarray([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]] * 2, bool)
+        ids = jnp.arange(4 * step, 4 * step + 4, dtype=jnp.int32)
+        rows = causal_rows(tokens, jnp.asarray([5, 3] * 2, jnp.int32), marks, ids=ids)
+        return Steps(rows, right)
+
+    return data

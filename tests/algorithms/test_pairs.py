@@ -9,19 +9,30 @@ import optax
 import pytest
 
 from purepost import train
-from purepost.algorithms import dpo, kto, orpo, simpo
+from purepost.algorithms import dpo, kto, orpo, simpo, xpo
 from purepost.follow import follow
 from purepost.losses import preference
 from purepost.models.containers import WithReference, with_reference
 from purepost.models.decoder import Decoder
-from purepost.rollout.labelled import Judged, Pairs, beside_the_next
+from purepost.rollout.collect import Episodes, single_turn
+from purepost.rollout.draw import Sampling
+from purepost.rollout.labelled import Judged, Pairs, beside_the_next, best_and_worst
+from purepost.rollout.sample import pad_prompts
 from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows, check_rows
 from purepost.weights import add_lora, without_lora
-from tests.contract import LORA, assert_same_bits, tiny
+from tests.contract import LORA, assert_same_bits, goal_share, tasks, tiny
 from tests.preferences import judged, paired
 
 DPO = dpo(optax.sgd(0.1), beta=0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def trained_adapter() -> Decoder:
@@ -208,3 +219,53 @@ def test_one_row_has_no_other_to_be_paired_with():
     batch, metrics = algorithm.rollout(jr.key(1), state, lonely)
     assert float(metrics["kl"].weight) == 0
     np.testing.assert_array_equal(batch.z, np.zeros(4))
+
+
+def episodes(rewards: list[float]) -> Episodes:
+    """Two prompts, of which the completions stand in turn: A, B, A, B, A, B."""
+    n = len(rewards)
+    return Episodes(
+        prompts=pad_prompts([[3, 4], [5]], ids=[8, 9], width=2),
+        group=jnp.asarray([0, 1] * (n // 2), jnp.int32),
+        tokens=jnp.arange(n, dtype=jnp.int32)[:, None] + jnp.asarray([[20, 40]]),
+        lengths=jnp.asarray([1 + i % 2 for i in range(n)], jnp.int32),
+        mask=jnp.arange(2) < jnp.asarray([[1 + i % 2] for i in range(n)]),
+        logps=jnp.zeros((n, 2)),
+        rewards=jnp.asarray(rewards, jnp.float32),
+        finish=jnp.zeros(n, jnp.int32),
+        temperature=jnp.ones(n),
+    )
+
+
+def test_the_best_and_the_worst_of_each_group_are_a_pair():
+    pairs, picked = best_and_worst(episodes([0.5, np.nan, 2.0, 1.0, -1.0, 1.0]))
+    np.testing.assert_array_equal(picked[0], [2, 4])
+    np.testing.assert_array_equal(pairs.real, [True, False])  # B's scored ones are equal
+    np.testing.assert_array_equal(pairs.rows.tokens[0], [3, 4, 22, 42, 24, 44])
+    np.testing.assert_array_equal(pairs.rows.mask[0], [0, 0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(pairs.rows.ids, [8, 9])
+    check_rows(pairs.rows)
+    nobody, _ = best_and_worst(episodes([np.nan] * 4))
+    assert not nobody.real.any()
+    with pytest.raises(ValueError, match="at least 2 completions"):
+        best_and_worst(episodes([1.0, 2.0]))
+
+
+def test_optimism_lowers_what_the_reference_said():
+    """XPO's last term is α log π(y′), of the pairs that count; the rest is DPO's."""
+    collect = single_turn(goal_share, Sampling(max_tokens=2), group=1)
+    models = WithReference(tiny(lora=False), tiny(lora=False, seed=3))
+    algorithm = xpo(optax.sgd(0.1), collect, alpha=0.5, beta=0.5)
+    state = algorithm.init(jr.key(0), models)
+    batch, metrics = algorithm.rollout(jr.key(1), state, tasks(0)(0))
+    assert batch.bonus is not None
+    np.testing.assert_array_equal(np.sort(batch.bonus, 1), [[0.0, 0.5]] * 4)
+    terms, _ = algorithm.loss(jr.key(2), models, batch)
+    totals = batch.spans.sum(score(models.policy, batch.rows).logps)
+    counts = np.asarray(batch.weights)
+    expected = ((np.asarray(batch.bonus) * np.asarray(totals)).sum(1) * counts).sum() / counts.sum()
+    np.testing.assert_allclose(terms["bonus"].value, expected, rtol=1e-5)
+    assert 0 < counts.sum() < 4 and float(metrics["frac_tied"].value) == 1 - counts.mean()
+    with pytest.raises(ValueError, match="1 completion of each prompt, got 8 of 4"):
+        groups = single_turn(goal_share, Sampling(max_tokens=2), group=2)
+        xpo(optax.sgd(0.1), groups).rollout(jr.key(1), state, tasks(0)(0))

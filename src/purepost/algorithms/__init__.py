@@ -22,6 +22,7 @@ from .gspo_token import gspo_token as gspo_token
 from .kto import kto as kto
 from .luspo import luspo as luspo
 from .max_rl import max_rl as max_rl
+from .nash_md import nash_md as nash_md
 from .online_dpo import online_dpo as online_dpo
 from .opo import opo as opo
 from .orpo import orpo as orpo

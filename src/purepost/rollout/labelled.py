@@ -2,9 +2,10 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from ..types import Rows
+from ..types import Rows, group_rows
+from .collect import Episodes
 
 
 class Pairs(eqx.Module):
@@ -73,3 +74,30 @@ def beside_the_next(rows: Rows, real: Bool[Array, " b"]) -> tuple[Rows, Bool[Arr
     both = {name: jnp.concatenate([own[name], branch[name]], 1) for name in own}
     wide = Rows(**both, ids=rows.ids, capacity=2 * rows.most_trained, episodes=2)
     return wide, real & (partner != jnp.arange(b, dtype=jnp.int32))
+
+
+@eqx.filter_jit
+def best_and_worst(episodes: Episodes) -> tuple[Pairs, Int[Array, "p 2"]]:
+    """A row for each prompt: its best rewarded episode as the chosen one, its worst as the rejected
+    one; and which episodes these are. A group whose scored rewards are all equal does not count.
+
+    Error: groups of one.
+    """
+    n, p = episodes.group.shape[0], episodes.prompts.tokens.shape[0]
+    if n % p or n < 2 * p:
+        raise ValueError(f"expected at least 2 completions of each prompt, got {n} of {p} prompts")
+    members = jnp.argsort(episodes.group, stable=True).astype(jnp.int32).reshape(p, n // p)
+    rewards = episodes.rewards[members]
+    scored = jnp.isfinite(rewards)
+    high, low = jnp.where(scored, rewards, -jnp.inf), jnp.where(scored, rewards, jnp.inf)
+    ends = jnp.stack([high.argmax(1), low.argmin(1)], 1)
+    picked = jnp.take_along_axis(members, ends, 1)
+    rows = group_rows(
+        episodes.prompts.tokens,
+        episodes.prompts.lengths,
+        episodes.tokens[picked],
+        episodes.lengths[picked],
+        episodes.mask[picked],
+        ids=episodes.prompts.ids,
+    )
+    return Pairs(rows, jnp.zeros(p), high.max(1) > low.min(1)), picked
