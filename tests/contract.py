@@ -16,10 +16,11 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from purepost import Algorithm, algorithms
-from purepost.filters import informative
+from purepost.filters import at_most
 from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference
-from purepost.mean import Metrics, masked_mean
+from purepost.mean import LEVELS, Metrics, masked_mean
 from purepost.models.containers import with_reference
+from purepost.models.critic import ActorCritic, actor_critic
 from purepost.models.decoder import Config, Decoder, init_decoder
 from purepost.models.heads import reward_model, value_model
 from purepost.models.neftune import Neftune
@@ -131,6 +132,11 @@ def reward_gap(models: Any, metrics: Metrics, data: Tasks) -> float:
     return 1.0 - float(metrics["reward"].value)
 
 
+def best_gap(models: Any, metrics: Metrics, data: Tasks) -> float:
+    """How far the best quarter of the last step's rewards is from 1."""
+    return 1.0 - float(metrics["reward/quantiles"].value[LEVELS.index(0.75)])
+
+
 def nll_gap(models: Decoder, metrics: Metrics, data: Rows) -> float:
     """How far the loss, in nats per token and without dropout, is from its least value."""
     logps = score(models, data).logps
@@ -144,6 +150,7 @@ def _policy(
     lora: tuple[bool, ...] = (False, True),
     collect: tuple[Collect, ...] = (COLLECT,),
     draws: int = 1,
+    gap: Callable[[Any, Metrics, Any], float] = reward_gap,
     **options: Any,
 ) -> Probe:
     def on_tasks(optimizer: optax.GradientTransformation, **more: Any) -> Algorithm:
@@ -152,17 +159,27 @@ def _policy(
     def data(seed: int) -> Callable[[int], Tasks]:
         return tasks(seed, draws=draws)
 
-    return Probe(factory, on_tasks, with_reference, data, reward_gap, lora=lora, options=options)
+    return Probe(factory, on_tasks, with_reference, data, gap, lora=lora, options=options)
 
 
-ALL_TERMS: dict[str, Any] = {
-    "beta": 0.02,
-    "entropy": 0.001,
+def _with_critic(factory: str, build: Callable[..., Algorithm], **options: Any) -> Probe:
+    def on_tasks(optimizer: optax.GradientTransformation, **more: Any) -> Algorithm:
+        return build(optimizer, COLLECT, **more)
+
+    def models(model: Decoder) -> ActorCritic:
+        return actor_critic(with_reference(model))
+
+    return Probe(factory, on_tasks, models, tasks, reward_gap, lora=(False,), options=options)
+
+
+ALL_TERMS: dict[str, Any] = {"beta": 0.02, "entropy": 0.001, "epochs": 2}
+PER_ROW: dict[str, Any] = {
+    "objective": clipped,
     "epochs": 2,
+    "per_row": 2,
     "correction": off_policy_sequences(0.1),
-    "filters": (informative,),
+    "filters": (at_most(TOKENS),),
 }
-PER_ROW: dict[str, Any] = {"objective": clipped, "epochs": 2, "per_row": 2}
 
 PROBES: dict[str, Probe] = {
     "sft": Probe("sft", algorithms.sft, lambda model: model, forked, nll_gap, samples=False),
@@ -186,7 +203,9 @@ PROBES: dict[str, Probe] = {
     "gdpo": _policy("gdpo", algorithms.gdpo, lora=(False,), collect=(APART,)),
     "opo": _policy("opo", algorithms.opo, lora=(True,)),
     "max_rl": _policy("max_rl", algorithms.max_rl, lora=(False,)),
-    "pass_at_k": _policy("pass_at_k", algorithms.pass_at_k, lora=(True,)),
+    "pass_at_k": _policy("pass_at_k", algorithms.pass_at_k, lora=(True,), gap=best_gap),
+    "ppo": _with_critic("ppo", algorithms.ppo, beta=0.01, target=1.0),
+    "vapo": _with_critic("vapo", algorithms.vapo),
 }
 
 

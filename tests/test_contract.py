@@ -229,12 +229,14 @@ def test_a_loss_that_is_not_a_number_skips_the_step(setup):
 # The whole step as one program is the slowest to compile: with adapters, where there are any.
 @pytest.mark.parametrize("setup", ONE_EACH, indirect=True, ids=label)
 def test_a_fused_step_is_rollout_and_update(setup):
-    """Equal to rounding: one program fuses float operations otherwise than two do."""
+    """Equal to rounding, which Adam passes on where a gradient nearly cancels: one program fuses
+    float operations otherwise than two do.
+    """
     state, metrics = setup.run(1)[0]
     key, data = jr.fold_in(jr.key(0), 0), setup.probe.data(0)(0)
     fused, more = fuse(setup.algorithm)(key, setup.state(), data)
     assert more.keys() == metrics.keys()
-    assert_close(fused.params, state.params, relative=1e-6)
+    assert_close(fused.params, state.params)
 
 
 def test_the_probe_is_solved(setup):

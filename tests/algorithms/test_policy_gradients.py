@@ -8,8 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from purepost import algorithms
+from purepost import TrainState, algorithms
+from purepost.algorithm import OptState
+from purepost.algorithms.ppo import _adapt
 from purepost.filters import at_most
+from purepost.mean import scalar_mean
 from purepost.models.containers import WithReference, with_reference
 from purepost.rollout.collect import single_turn
 from purepost.rollout.draw import Sampling
@@ -83,3 +86,24 @@ def test_what_a_filter_drops_has_no_weight_and_stays_in_its_group():
         metrics["frac_filtered"].value, dropped.sum() / np.asarray(whole.weights).sum(), rtol=1e-6
     )
     np.testing.assert_array_equal(batch.advantages, whole.advantages)
+
+
+def test_a_new_critic_and_decay_1_make_every_return_the_reward():
+    """Less β times what is left of the KL, which is 0 here."""
+    models = actor_critic(with_reference(tiny(lora=False)))
+    algorithm = algorithms.ppo(SGD, COLLECT, decay=jnp.ones_like, beta=0.5, target=1.0)
+    batch, _ = rolled(algorithm, models)
+    np.testing.assert_array_equal(batch.values, 0)
+    np.testing.assert_allclose(batch.returns, batch.rewards, rtol=1e-5, atol=1e-5)
+    trained = np.asarray(batch.policy.rows.mask) & (np.asarray(batch.rewards) > 0)
+    assert trained.any()
+    lonely = actor_critic(WithReference(models.policy))
+    with pytest.raises(ValueError, match="needs a reference"):
+        rolled(algorithm, lonely)
+
+
+@pytest.mark.parametrize(("kl", "beta"), [(0.5, 0.49), (1.1, 0.505), (9.0, 0.51)])
+def test_beta_follows_the_kl_by_a_fiftieth_at_most(kl, beta):
+    state = TrainState(None, None, OptState(None, None), jnp.float32(0.5), jnp.int32(0))
+    moved = _adapt(jr.key(0), state, {"kl": scalar_mean(kl)}, target=1.0)
+    np.testing.assert_allclose(moved.extra, beta, rtol=1e-6)

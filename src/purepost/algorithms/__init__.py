@@ -27,6 +27,7 @@ from .online_dpo import online_dpo as online_dpo
 from .opo import opo as opo
 from .orpo import orpo as orpo
 from .pass_at_k import pass_at_k as pass_at_k
+from .ppo import ppo as ppo
 from .process_reward_model import process_reward_model as process_reward_model
 from .reinforce import reinforce as reinforce
 from .reinforce_pp import reinforce_pp as reinforce_pp
@@ -36,5 +37,6 @@ from .rloo import rloo as rloo
 from .sapo import sapo as sapo
 from .sft import sft as sft
 from .simpo import simpo as simpo
+from .vapo import vapo as vapo
 from .vespo import vespo as vespo
 from .xpo import xpo as xpo
