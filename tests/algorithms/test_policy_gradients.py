@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from purepost import TrainState, algorithms
-from purepost.algorithm import OptState
+from purepost import algorithms
 from purepost.algorithms.ppo import _adapt
 from purepost.filters import at_most
 from purepost.mean import scalar_mean
 from purepost.models.containers import WithReference, with_reference
+from purepost.models.critic import actor_critic
 from purepost.rollout.collect import single_turn
 from purepost.rollout.draw import Sampling
 from tests.contract import APART, COLLECT, TOKENS, goal_share, tasks, tiny
@@ -104,6 +104,7 @@ def test_a_new_critic_and_decay_1_make_every_return_the_reward():
 
 @pytest.mark.parametrize(("kl", "beta"), [(0.5, 0.49), (1.1, 0.505), (9.0, 0.51)])
 def test_beta_follows_the_kl_by_a_fiftieth_at_most(kl, beta):
-    state = TrainState(None, None, OptState(None, None), jnp.float32(0.5), jnp.int32(0))
+    models = actor_critic(with_reference(tiny(lora=False)))
+    state = algorithms.ppo(SGD, COLLECT, beta=0.5).init(jr.key(0), models)
     moved = _adapt(jr.key(0), state, {"kl": scalar_mean(kl)}, target=1.0)
     np.testing.assert_allclose(moved.extra, beta, rtol=1e-6)
