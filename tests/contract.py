@@ -3,7 +3,7 @@ known.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,10 +28,9 @@ from purepost.rollout.collect import Collect, Tasks, single_turn
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.rollout.score import score
-from purepost.tree import named_leaves
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
-from tests import preferences
+from tests import distillations, preferences
 
 GOAL, END, UNSCORED, TOKENS, GROUP = 6, 1, 2, 4, 4
 
@@ -305,6 +304,41 @@ PROBES |= {
 }
 
 
+def _distilled(
+    factory: str, build: Callable[..., Algorithm], data: Callable[[int], Callable[[int], Any]]
+) -> Probe:
+    gap = distillations.divergence_gap
+    return Probe(factory, build, distillations.with_teacher, data, gap, lora=(False,))
+
+
+PROBES |= {
+    "logit_distillation": replace(
+        _distilled("logit_distillation", algorithms.logit_distillation, distillations.rows),
+        samples=False,
+        options={"alpha": 1.0},
+    ),
+    "gkd": _distilled(
+        "gkd",
+        lambda optimizer, **options: algorithms.gkd(optimizer, DRAWN, **options),
+        distillations.demonstrations(tasks),
+    ),
+    "sequence_distillation": _distilled(
+        "sequence_distillation",
+        lambda optimizer, **options: algorithms.sequence_distillation(
+            optimizer, DRAWN, group=GROUP, **options
+        ),
+        distillations.prompts_of(tasks),
+    ),
+    "on_policy_distillation": _distilled(
+        "on_policy_distillation",
+        lambda optimizer, **options: algorithms.on_policy_distillation(
+            optimizer, COLLECT, **options
+        ),
+        tasks,
+    ),
+}
+
+
 class Recorded(NamedTuple):
     """An optimizer's state, and the last gradient it was given."""
 
@@ -324,32 +358,6 @@ def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
     # optax types both as chex pytrees.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
-
-
-def names_of(x: PyTree) -> dict[str, np.ndarray]:
-    """Every array of a tree by its name, on the host."""
-    return {name: np.asarray(a) for name, a in named_leaves(x) if eqx.is_array(a)}
-
-
-def assert_same_bits(a: PyTree, b: PyTree) -> None:
-    """Two trees hold the same names and the same bits."""
-    one, two = names_of(a), names_of(b)
-    assert one.keys() == two.keys()
-    different = [n for n in one if one[n].tobytes() != two[n].tobytes()]
-    assert not different, f"bits differ in {different}"
-
-
-def assert_close(a: PyTree, b: PyTree, *, relative: float = 1e-5) -> None:
-    """No array differs by more than `relative` of its own largest entry (of the tree's largest,
-    for what is as small as rounding).
-    """
-    one, two = names_of(a), names_of(b)
-    assert one.keys() == two.keys()
-    top = max(np.abs(x).max(initial=0.0) for x in two.values())
-    for name, x in one.items():
-        scale = max(np.abs(two[name]).max(initial=0.0), 1e-2 * top)
-        error = np.abs(x - two[name]).max(initial=0.0)
-        assert np.isfinite(x).all() and error <= relative * scale, f"{name}: {error} of {scale}"
 
 
 def all_rows(batch: PyTree) -> list[Rows]:

@@ -20,13 +20,11 @@ from purepost import Algorithm, Mean, TrainState, algorithms, fuse, snapshot, tr
 from purepost.mean import Metrics
 from purepost.tree import count, named_leaves, pad_rows
 from purepost.types import num_rows
+from tests.compare import assert_close, assert_same_bits, names_of
 from tests.contract import (
     PROBES,
     Probe,
     all_rows,
-    assert_close,
-    assert_same_bits,
-    names_of,
     padding,
     poison,
     recording,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from purepost import Algorithm, Mean, fuse, make_init, make_update, snapshot, train
 from purepost.tree import pad_rows
-from tests.contract import assert_close, assert_same_bits
+from tests.compare import assert_close, assert_same_bits
 
 
 class Batch(eqx.Module):

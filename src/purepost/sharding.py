@@ -80,6 +80,7 @@ TENSOR_PARALLEL: Rules = (
     # A vocabulary that does not divide stays whole, and so does the one number of a scalar head.
     (r"(^|\.)embed$", P(("tensor", "fsdp"), None), P(None, "fsdp")),
     (r"(^|\.)head$", P("fsdp", "tensor"), P("fsdp", None)),
+    (r"mlp\.router$", P("fsdp", None), P()),
 )
 
 

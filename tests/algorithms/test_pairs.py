@@ -21,7 +21,8 @@ from purepost.rollout.sample import pad_prompts
 from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows, check_rows
 from purepost.weights import add_lora, without_lora
-from tests.contract import LORA, assert_same_bits, goal_share, tasks, tiny
+from tests.compare import assert_same_bits
+from tests.contract import LORA, goal_share, tasks, tiny
 from tests.preferences import judged, paired
 
 DPO = dpo(optax.sgd(0.1), beta=0.5)

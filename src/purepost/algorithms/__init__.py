@@ -15,14 +15,17 @@ from .dpo import dpo as dpo
 from .dppo import dppo as dppo
 from .dr_grpo import dr_grpo as dr_grpo
 from .gdpo import gdpo as gdpo
+from .gkd import gkd as gkd
 from .gmpo import gmpo as gmpo
 from .grpo import grpo as grpo
 from .gspo import gspo as gspo
 from .gspo_token import gspo_token as gspo_token
 from .kto import kto as kto
+from .logit_distillation import logit_distillation as logit_distillation
 from .luspo import luspo as luspo
 from .max_rl import max_rl as max_rl
 from .nash_md import nash_md as nash_md
+from .on_policy_distillation import on_policy_distillation as on_policy_distillation
 from .online_dpo import online_dpo as online_dpo
 from .opo import opo as opo
 from .orpo import orpo as orpo
@@ -35,6 +38,7 @@ from .remax import remax as remax
 from .reward_model import reward_model as reward_model
 from .rloo import rloo as rloo
 from .sapo import sapo as sapo
+from .sequence_distillation import sequence_distillation as sequence_distillation
 from .sft import sft as sft
 from .simpo import simpo as simpo
 from .vapo import vapo as vapo

@@ -1,5 +1,6 @@
 """A student against a teacher over the whole vocabulary, a chunk of trained tokens at a time."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -7,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..losses.distillation import Divergence
 from ..types import KeyArray, LanguageModel, Rows, Scalar
 from .score import CHUNK
 from .trained import Trained
+
+# (teacher, student) log-probabilities → nats
+Divergence = Callable[[Float[Array, "*s v"], Float[Array, "*s v"]], Float[Array, "*s"]]
 
 
 class Comparison(eqx.Module):

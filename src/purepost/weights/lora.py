@@ -83,7 +83,7 @@ def add_lora(
             raise ValueError(f"{name} has an adapter already; merge it, or take another pattern")
         # [in, out], or [l, in, out] in a stack of layers: a norm's scale is a vector and is never
         # stacked into a matrix here.
-        if not eqx.is_inexact_array(w) or w.ndim < 2 or name.endswith("norm"):
+        if not eqx.is_inexact_array(w) or w.ndim < 2 or name.endswith(("norm", "bias")):
             raise ValueError(f"expected matrices, but {where!r} matches {name}, which is none")
         *stack, i, o = w.shape
         r = _override(ranks, name, rank)
