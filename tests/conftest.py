@@ -1,6 +1,7 @@
 """Settings of every test: the CPU, strict dtypes, cached compilation, reproducible hypotheses."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -26,6 +27,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("purepost")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_programs() -> Iterator[None]:
+    """Let go of a module's compiled programs: a process that holds thousands runs out of memory
+    maps, and dies.
+    """
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

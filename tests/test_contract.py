@@ -108,7 +108,7 @@ def quick_compilation() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", params=CASES, ids=label)
-def setup(request: pytest.FixtureRequest) -> Setup:
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
     name, lora = request.param
     probe = PROBES[name]
     optimizer = recording(optax.adam(0.01))
@@ -123,7 +123,8 @@ def setup(request: pytest.FixtureRequest) -> Setup:
     batch, _ = algorithm.rollout(jr.key(5), algorithm.init(jr.key(0), models), probe.data(0)(0))
     # 2 divides the rows; 3 does not, and fills them up.
     split = probe.algorithm(optimizer, microbatches=2 if lora else 3)
-    return Setup(probe, lora, models, replace(algorithm, loss=counted), traces, batch, split)
+    yield Setup(probe, lora, models, replace(algorithm, loss=counted), traces, batch, split)
+    jax.clear_caches()  # as many probes as there are would not fit into one process
 
 
 def test_every_factory_has_a_probe():
