@@ -191,7 +191,7 @@ PROBES: dict[str, Probe] = {
     "reinforce_pp": _policy("reinforce_pp", algorithms.reinforce_pp, lora=(True,), penalty=0.01),
     "remax": _policy("remax", algorithms.remax, lora=(False,), collect=(COLLECT, GREEDY)),
     "dapo": _policy("dapo", partial(algorithms.dapo, draws=2), lora=(True,), draws=2),
-    "gspo": _policy("gspo", algorithms.gspo, lora=(False,), epochs=2),
+    "gspo": _policy("gspo", algorithms.gspo, lora=(False,)),
     "gspo_token": _policy("gspo_token", algorithms.gspo_token, lora=(True,)),
     "cispo": _policy("cispo", algorithms.cispo, lora=(False,)),
     "sapo": _policy("sapo", algorithms.sapo, lora=(True,)),
