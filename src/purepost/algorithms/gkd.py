@@ -55,7 +55,7 @@ def gkd(
     `batches`: epochs, minibatches, microbatches, as of make_update. Errors: λ outside [0, 1]; at
     the first step, given completions longer than the sampled ones may be.
     """
-    expect("on_policy", on_policy, 0, 1, or_low=True, or_high=True)
+    expect("on_policy", on_policy, 0.0, 1.0, or_low=True, or_high=True)
 
     @eqx.filter_jit
     def rollout(

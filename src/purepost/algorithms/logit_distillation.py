@@ -46,8 +46,8 @@ def logit_distillation(
     Errors: a temperature that is not positive, alpha outside [0, 1]; at the first step, a teacher
     of another vocabulary.
     """
-    expect("temperature", temperature, 0)
-    expect("alpha", alpha, 0, 1, or_low=True, or_high=True)
+    expect("temperature", temperature, 0.0)
+    expect("alpha", alpha, 0.0, 1.0, or_low=True, or_high=True)
 
     def rollout(key: KeyArray, state: TrainState[Models], data: Rows) -> tuple[Rows, Metrics]:
         return data, {}

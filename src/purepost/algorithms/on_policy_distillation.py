@@ -71,7 +71,7 @@ def on_policy_distillation(
 
     `strength` is c. Error: strength ≤ 0.
     """
-    expect("strength", strength, 0)
+    expect("strength", strength, 0.0)
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
 from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
-from ..mean import Metrics, Terms, masked_mean, spans_of
+from ..mean import Metrics, Terms, masked_mean, mean_of, spans_of
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
 from ..rollout.draw import Sampling
@@ -46,7 +47,7 @@ def sequence_distillation(
     def rollout(key: KeyArray, state: TrainState[Models], data: Prompts) -> tuple[Rows, Metrics]:
         c = generate(key, state.models.teacher, data, sampling, group=group)
         rows = group_rows(data.tokens, data.lengths, c.tokens, c.lengths, c.mask, ids=data.ids)
-        return rows, {"completions/mean_length": masked_mean(c.lengths * 1.0, c.lengths > 0)}
+        return rows, {"completions/mean_length": mean_of(c.lengths.astype(jnp.float32))}
 
     def loss(key: KeyArray, models: Models, batch: Rows) -> tuple[Terms, Metrics]:
         scores = score(models.student, batch, key=key)
