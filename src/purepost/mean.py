@@ -23,6 +23,10 @@ class Mean(eqx.Module):
         empty = self.weight == 0
         return jnp.where(empty, 0.0, self.total / jnp.where(empty, 1.0, self.weight))
 
+    def times(self, factor: float | int | Float[Array, ""]) -> "Mean":
+        """The Mean of factor · total, over the same weight: a weighted term of a loss."""
+        return Mean(factor * self.total, self.weight)
+
 
 # The quantiles that stand for a distribution: its ends, its middle, and bands of 80 % and 50 %.
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)

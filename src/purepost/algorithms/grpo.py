@@ -36,7 +36,7 @@ from ..losses import (
     sampler_gap,
     sequence_mean,
 )
-from ..mean import Mean, Metrics, Spans, Terms, masked_mean
+from ..mean import Metrics, Spans, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
 from ..policy_batch import PolicyBatch, annotate
@@ -97,15 +97,11 @@ def grpo(
         terms = {"policy": aggregate(losses, spans)}
         if held and batch.ref_logps is not None:
             metrics["kl"] = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
-            terms["kl"] = _times(beta, metrics["kl"])
+            terms["kl"] = metrics["kl"].times(beta)
         if curious:
-            terms["entropy"] = _times(-entropy, aggregate(scores.entropies, spans))
+            terms["entropy"] = aggregate(scores.entropies, spans).times(-entropy)
         metrics |= sampler_gap(logps, batch.sampler_logps, spans)
         metrics["entropy"] = masked_mean(scores.entropies, spans.mask)
         return terms, metrics
 
     return Algorithm(make_init(optimizer, trainable=trainable), rollout, loss, update)
-
-
-def _times(factor: Scalar, mean: Mean) -> Mean:
-    return Mean(factor * mean.total, mean.weight)

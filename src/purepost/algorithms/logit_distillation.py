@@ -20,7 +20,7 @@ from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.distillation import Divergence, forward_kl
 from ..losses.limits import expect
-from ..mean import Mean, Metrics, Terms, spans_of
+from ..mean import Metrics, Terms, spans_of
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
 from ..rollout.divergence import compare
@@ -61,8 +61,8 @@ def logit_distillation(
         nll = aggregate(-found.logps, spans)
         scaled = alpha * temperature**2
         terms = {
-            "divergence": Mean(scaled * far.total, far.weight),
-            "nll": Mean((1 - alpha) * nll.total, nll.weight),
+            "divergence": far.times(scaled),
+            "nll": nll.times(1 - alpha),
         }
         return terms, {"divergence": far, "nll": nll}
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses.limits import expect
 from ..losses.preference import weighted_mean
-from ..mean import Mean, Metrics, Terms, masked_mean
+from ..mean import Metrics, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
 from ..rollout.collect import Reward, Tasks
@@ -105,7 +105,7 @@ def nash_md(
         kl = weighted_mean((logps - batch.ref_logps) ** 2 / 2, batch.weights)
         terms = {
             "policy": weighted_mean(-batch.advantages * logps, batch.weights),
-            "kl": Mean(beta * kl.total, kl.weight),
+            "kl": kl.times(beta),
         }
         return terms, {"entropy": masked_mean(entropies, batch.rows.mask)}
 

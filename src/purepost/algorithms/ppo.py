@@ -31,7 +31,7 @@ from ..losses import (
     sequence_sum,
     token_mean,
 )
-from ..mean import Mean, Metrics, Spans, Terms
+from ..mean import Metrics, Spans, Terms
 from ..models.containers import WithReference
 from ..models.critic import ActorCritic, actor_critic_trainable
 from ..models.heads import ValueHead
@@ -99,10 +99,10 @@ def ppo(
         terms["policy"] = aggregate(losses, spans)
         values = models.critic(b.rows)
         errors, more = clipped_value(values, batch.values, batch.returns, spans, clip=value_clip)
-        terms["value"] = _times(value_weight, token_mean(errors, spans))
+        terms["value"] = token_mean(errors, spans).times(value_weight)
         if eqx.is_array(positive_nll) or positive_nll != 0:
             good = Spans(b.rows.mask & (batch.rewards > 0), b.rows.episode, b.weights)
-            terms["positive"] = _times(positive_nll, token_mean(-logps, good))
+            terms["positive"] = token_mean(-logps, good).times(positive_nll)
         if b.ref_logps is not None:
             more["kl"] = sequence_sum(b.sampler_logps - b.ref_logps, spans)
         return terms, metrics | more
@@ -142,7 +142,3 @@ def _adapt(
         return state
     error = jnp.clip(metrics["kl"].value / target - 1, -0.2, 0.2)
     return dataclasses.replace(state, extra=state.extra * (1 + 0.1 * error))
-
-
-def _times(factor: Scalar, mean: Mean) -> Mean:
-    return Mean(factor * mean.total, mean.weight)

@@ -66,7 +66,7 @@ def reward_model(
         centre = mean((chosen + rejected) ** 2)
         terms = {
             "preference": mean(-jax.nn.log_sigmoid(margin - batch.margins)),
-            "centre": Mean(centring * centre.total, centre.weight),
+            "centre": centre.times(centring),
         }
         return terms, {
             "accuracy": mean((margin > 0).astype(jnp.float32)),

@@ -18,7 +18,7 @@ from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.limits import expect
 from ..losses.supervised import label_smoothed, squared_normalizer
-from ..mean import Mean, Metrics, Spans, Terms, masked_mean
+from ..mean import Metrics, Spans, Terms, masked_mean
 from ..rollout.score import score
 from ..types import KeyArray, LanguageModel, Rows, Scalar
 from ..weights import default_trainable
@@ -64,7 +64,7 @@ def sft(
         terms = {"nll": aggregate(losses, spans)}
         if drift and scores.normalizers is not None:
             term = aggregate(squared_normalizer(scores.normalizers), spans)
-            terms["z"] = Mean(z_loss * term.total, term.weight)
+            terms["z"] = term.times(z_loss)
         return terms, metrics
 
     return Algorithm(
