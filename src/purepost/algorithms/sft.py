@@ -10,7 +10,6 @@ rows' mask (by default the assistant's).
 from collections.abc import Callable
 
 import equinox as eqx
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
@@ -18,7 +17,7 @@ from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.limits import expect
 from ..losses.supervised import label_smoothed, squared_normalizer
-from ..mean import Metrics, Spans, Terms, masked_mean
+from ..mean import Metrics, Terms, masked_mean, spans_of
 from ..rollout.score import score
 from ..types import KeyArray, LanguageModel, Rows, Scalar
 from ..weights import default_trainable
@@ -51,9 +50,7 @@ def sft(
 
     def loss(key: KeyArray, models: LanguageModel, batch: Rows) -> tuple[Terms, Metrics]:
         scores = score(models, batch, key=key, whole=smooth or drift)
-        shape = (batch.tokens.shape[0], batch.episodes)
-        lengths = Spans(batch.mask, batch.episode, jnp.ones(shape)).lengths
-        spans = Spans(batch.mask, batch.episode, (lengths > 0).astype(jnp.float32))
+        spans = spans_of(batch)
         metrics = {"entropy": masked_mean(scores.entropies, batch.mask)}
         losses = -scores.logps
         if smooth and scores.mean_logps is not None:
