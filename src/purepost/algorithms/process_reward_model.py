@@ -10,7 +10,6 @@ Source: Uesato et al., 2211.14275, §2.3, and Lightman et al., Let's Verify Step
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,19 +17,9 @@ from jaxtyping import PyTree
 
 from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..mean import Metrics, Terms, masked_mean, select
-from ..models.heads import ValueHead
+from ..models.heads import ValueHead, adapters_and_head
 from ..rollout.labelled import Steps
 from ..types import KeyArray
-from ..weights import default_trainable
-
-
-def adapters_and_head(models: ValueHead) -> PyTree:
-    """The decoder's adapters, or all of its floats if it has none, and the head."""
-    return eqx.tree_at(
-        lambda m: [x for x in (m.head, m.bias) if x is not None],
-        default_trainable(models),
-        replace_fn=lambda _: True,
-    )
 
 
 def process_reward_model(

@@ -9,7 +9,6 @@ Helping or Herding?, 2312.09244, eq. 2. Differs from the papers: a prompt has tw
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,19 +18,9 @@ from ..algorithm import Algorithm, TrainState, make_init, make_update
 from ..losses.limits import expect
 from ..losses.preference import weighted_mean
 from ..mean import Mean, Metrics, Terms
-from ..models.heads import SequenceClassifier
+from ..models.heads import SequenceClassifier, adapters_and_head
 from ..rollout.labelled import Pairs
 from ..types import KeyArray, Scalar
-from ..weights import default_trainable
-
-
-def adapters_and_head(models: SequenceClassifier) -> PyTree:
-    """The decoder's adapters, or all of its floats if it has none, and the head."""
-    return eqx.tree_at(
-        lambda m: [x for x in (m.head, m.bias) if x is not None],
-        default_trainable(models),
-        replace_fn=lambda _: True,
-    )
 
 
 def reward_model(

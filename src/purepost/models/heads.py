@@ -7,9 +7,10 @@ import dataclasses
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ..types import KeyArray, Rows
+from ..weights import default_trainable
 from .decoder import Decoder
 
 
@@ -85,3 +86,12 @@ def _project(
     """hidden @ head + bias, in float32."""
     out = hidden.astype(jnp.float32) @ head.astype(jnp.float32)
     return out if bias is None else out + bias.astype(jnp.float32)
+
+
+def adapters_and_head(models: SequenceClassifier | ValueHead) -> PyTree:
+    """The decoder's adapters, or all of its floats if it has none, and the head."""
+    return eqx.tree_at(
+        lambda m: [x for x in (m.head, m.bias) if x is not None],
+        default_trainable(models),
+        replace_fn=lambda _: True,
+    )
