@@ -29,8 +29,9 @@ check: setup
 	.venv/bin/ruff check
 	.venv/bin/basedpyright
 
+# A process for each core, four at most: compiling is most of the work, and one core's.
 test: check
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 test-slow: setup
 	.venv/bin/python -m pytest -m slow

@@ -29,6 +29,15 @@ settings.register_profile(
 settings.load_profile("purepost")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares compiled programs runs in one process: a file, of the contract a probe."""
+    for item in items:
+        file, _, test = item.nodeid.partition("::")
+        case = test.partition("[")[2] if file.endswith("test_contract.py") else ""
+        item.add_marker(pytest.mark.xdist_group(f"{file}[{case}"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fresh_programs() -> Iterator[None]:
     """Let go of a module's compiled programs: a process that holds thousands runs out of memory
