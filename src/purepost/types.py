@@ -110,11 +110,13 @@ def group_rows(
     mask: Bool[Array, "p g t"],
     *,
     ids: Int[Array, " p"] | None = None,
+    restarts: Bool[Array, "p g t"] | None = None,
 ) -> Rows:
     """Rows that share a prompt: [prompt | branch 0 | … | branch g−1], each branch continuing the
     prompt.
 
-    The prompt is computed once, forward and backward. Branch `i` is episode `i` of its row.
+    The prompt is computed once, forward and backward. Branch `i` is episode `i` of its row. A token
+    that `restarts` marks continues the prompt again: its branch is several, and one episode.
     """
     p, s = prompts.shape
     _, g, t = branches.shape
@@ -125,6 +127,13 @@ def group_rows(
     start = s + t * jnp.arange(g, dtype=jnp.int32)[None, :, None]
     index = start + step
     real = step < branch_lengths[:, :, None]
+    first, until = jnp.zeros_like(step), jnp.broadcast_to(branch_lengths[:, :, None], (p, g, t))
+    if restarts is not None:
+        first = jax.lax.cummax(jnp.where(restarts, step, 0), axis=2)
+        later = jnp.pad(
+            jnp.where(restarts, step, t)[:, :, 1:], [(0, 0), (0, 0), (0, 1)], constant_values=t
+        )
+        until = jnp.minimum(jax.lax.cummin(later, axis=2, reverse=True), until)
     last_of_prompt = (prompt_lengths - 1)[:, None, None]
     flat = lambda x: x.reshape(p, g * t)  # noqa: E731
     return Rows(
@@ -132,21 +141,21 @@ def group_rows(
         end=jnp.concatenate(
             [
                 jnp.where(trunk_real, width, trunk + 1),
-                flat(jnp.where(real, start + branch_lengths[:, :, None], index + 1)),
+                flat(jnp.where(real, start + until, index + 1)),
             ],
             1,
         ),
         positions=jnp.concatenate(
             [
                 jnp.where(trunk_real, trunk, 0),
-                flat(jnp.where(real, prompt_lengths[:, None, None] + step, 0)),
+                flat(jnp.where(real, prompt_lengths[:, None, None] + step - first, 0)),
             ],
             1,
         ),
         parent=jnp.concatenate(
             [
                 jnp.where(trunk_real, jnp.maximum(trunk - 1, 0), trunk),
-                flat(jnp.where(real, jnp.where(step == 0, last_of_prompt, index - 1), index)),
+                flat(jnp.where(real, jnp.where(step == first, last_of_prompt, index - 1), index)),
             ],
             1,
         ),
