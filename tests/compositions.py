@@ -16,7 +16,7 @@ from purepost.algorithms.grpo import PolicyBatch
 from purepost.algorithms.nash_md import Prefer
 from purepost.algorithms.ppo import ActorCriticBatch
 from purepost.filters import at_most, finished
-from purepost.losses import clipped, clipped_value, k2, preference, tis, token_mean
+from purepost.losses import clipped, clipped_value, dppo_kl, k2, preference, tis, token_mean
 from purepost.losses.distillation import forward_kl
 from purepost.mean import Metrics, Spans, Terms
 from purepost.models.containers import Distill, WithReference, policy_trainable, student_trainable
@@ -223,3 +223,18 @@ def functions_of_other_families(critic_loss: Callable[[ValueHead], Array]) -> No
     algorithms.logit_distillation(adam, divergence=k2)  # expect: reportArgumentType
     algorithms.sft(adam, aggregate=token_mean)
     algorithms.sft(adam, aggregate=clipped_value)  # expect: reportArgumentType
+
+
+def options_of_a_variant(collect: Collect) -> None:
+    """What a variant hands on to its parent is checked as the parent's own."""
+    algorithms.dr_grpo(adam, collect, max_tokens=8, advantage=group_normalized, epochs=2)
+    algorithms.dr_grpo(adam, collect, max_tokens=8, epoch=2)  # expect: reportCallIssue
+    algorithms.dr_grpo(adam, collect)  # expect: reportCallIssue
+    algorithms.rloo(adam, collect, objective=clipped)
+    algorithms.rloo(adam, collect, advantage=token_mean)  # expect: reportArgumentType
+    algorithms.dppo(adam, collect, divergence=dppo_kl)
+    algorithms.dppo(adam, collect, divergence=k2)  # expect: reportArgumentType
+    algorithms.simpo(adam, nll=0.1)
+    algorithms.simpo(adam, loss=token_mean)  # expect: reportArgumentType
+    algorithms.dft(adam, z_loss=1e-4)
+    algorithms.dft(adam, beta=0.1)  # expect: reportCallIssue

@@ -8,7 +8,7 @@ whole batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -280,6 +280,14 @@ def optimizer_step(
     }
     named = {f"loss/{name}": m for name, m in terms.items()} if len(terms) > 1 else {}
     return params, opt_state, metrics | named | own
+
+
+class Steps(TypedDict, total=False):
+    """How a factory divides its batch into optimizer steps and model passes; 1 each by default."""
+
+    epochs: int
+    minibatches: int
+    microbatches: int
 
 
 def make_update(

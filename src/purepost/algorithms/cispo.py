@@ -8,7 +8,7 @@ Source: MiniMax-M1, 2506.13585, eq. 4. Differs from the paper: the limits are of
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -17,7 +17,7 @@ from ..losses import check_positive, token_mean
 from ..losses import cispo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def cispo(
@@ -26,11 +26,11 @@ def cispo(
     *,
     low: Scalar = 0.0,
     high: Scalar = 5.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE with clipped weights. Options are grpo's."""
     check_positive(high=high)
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(objective, low=low, high=high),
         "aggregate": token_mean,
     }

@@ -7,23 +7,18 @@ Source: Xu et al., Contrastive Preference Optimization, 2401.08417. Differs from
 paper: the NLL is the mean over tokens.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
 from ..algorithm import Algorithm
 from ..rollout.labelled import Pairs
-from ..types import Scalar
-from .dpo import Models, PairBatch, dpo
+from .dpo import Models, Options, PairBatch, dpo
 
 
 def cpo(
-    optimizer: optax.GradientTransformation,
-    *,
-    beta: Scalar = 0.1,
-    nll: Scalar = 1.0,
-    **options: Any,
+    optimizer: optax.GradientTransformation, **options: Unpack[Options]
 ) -> Algorithm[Models, Pairs, PairBatch]:
-    """CPO with α = `nll`. Options are dpo's; any of its losses is a variant."""
-    parts: dict[str, Any] = {"reference": False}
-    return dpo(optimizer, beta=beta, nll=nll, **(parts | options))
+    """CPO with α = `nll` (1). Options are dpo's; any of its losses is a variant."""
+    parts: Options = {"reference": False, "nll": 1.0}
+    return dpo(optimizer, **(parts | options))

@@ -13,7 +13,7 @@ Source: Yu et al., DAPO, 2503.14476, eq. 8. Differs from the paper:
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -22,7 +22,7 @@ from ..losses import check_positive, clipped, token_mean
 from ..rollout.collect import Collect, Tasks
 from ..rollout.dynamic import dynamic
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def dapo(
@@ -32,11 +32,11 @@ def dapo(
     draws: int = 1,
     low: Scalar = 0.2,
     high: Scalar = 0.28,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO with clip-higher, a mean over tokens and dynamic sampling. Options are grpo's."""
     check_positive(low=low, high=high)
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(clipped, low=low, high=high),
         "aggregate": token_mean,
     }

@@ -12,7 +12,7 @@ Source: Rafailov et al., 2305.18290, eq. 7. Differs from the paper:
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses.limits import expect
 from ..losses.preference import (
     PairLogps,
@@ -76,6 +76,21 @@ def annotate(
     return PairBatch(batch.rows, batch.weights, ref_logps)
 
 
+class Options(Steps, total=False):
+    """The keyword arguments of `dpo`, as its variants hand them on."""
+
+    beta: Scalar
+    loss: Preference
+    weigh: Callable[[PairLogps], Float[Array, " n"]] | None
+    nll: Scalar
+    beyond: Scalar
+    temperature: Scalar
+    reference: bool
+    couple: Couple | None
+    after: After | None
+    trainable: Callable[[Models], PyTree]
+
+
 def dpo(
     optimizer: optax.GradientTransformation,
     *,
@@ -89,9 +104,7 @@ def dpo(
     couple: Couple | None = None,
     after: After | None = None,
     trainable: Callable[[Models], PyTree] = policy_trainable,
-    epochs: int = 1,
-    minibatches: int = 1,
-    microbatches: int = 1,
+    **steps: Unpack[Steps],
 ) -> Algorithm[Models, Pairs, PairBatch]:
     """DPO on rows of two completions. `nll` weighs the NLL of the chosen ones, nats per token;
     `beyond` the tokens past the shorter one's length; `couple` replaces the reference's part, given
@@ -100,10 +113,9 @@ def dpo(
     _check(loss, beta, nll, beyond, temperature)
 
     def rollout(key: KeyArray, state: TrainState[Models], data: Pairs) -> tuple[PairBatch, Metrics]:
-        batch = PairBatch(data.rows, data.real.astype(jnp.float32))
-        if reference and state.models.reference is None:
+        models, batch = state.models, PairBatch(data.rows, data.real.astype(jnp.float32))
+        if reference and models.reference is None:
             raise ValueError("expected a reference, got none; pass with_reference(policy)")
-        models = state.models
         return annotate(models, batch, beyond, temperature, couple) if reference else batch, {}
 
     def pair_loss(key: KeyArray, models: Models, batch: PairBatch) -> tuple[Terms, Metrics]:
@@ -123,9 +135,7 @@ def dpo(
         metrics["entropy"] = masked_mean(scores.entropies, batch.rows.mask)
         return terms, metrics
 
-    update = make_update(
-        optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches, after=after
-    )
+    update = make_update(optimizer, after=after, **steps)
     return Algorithm(make_init(optimizer, trainable=trainable), rollout, pair_loss, update)
 
 

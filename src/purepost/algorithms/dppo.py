@@ -11,30 +11,32 @@ is the trainer's; add `correction` for a sampler that differs from it.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
+from jaxtyping import Array, Float
 
 from ..algorithm import Algorithm
 from ..losses import check_positive, dppo_tv, token_mean
+from ..mean import Metrics
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def dppo(
     optimizer: optax.GradientTransformation,
     collect: Collect,
     *,
-    divergence: Callable[..., Any] = dppo_tv,
+    divergence: Callable[..., tuple[Float[Array, "b t"], Metrics]] = dppo_tv,
     low: Scalar = 0.2,
     high: Scalar = 0.2,
     cap: Scalar = 3.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO within a `divergence`, `dppo_tv` or `dppo_kl`. Options are grpo's."""
     check_positive(low=low, high=high, cap=cap)
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(divergence, low=low, high=high, cap=cap),
         "aggregate": token_mean,
     }

@@ -10,7 +10,7 @@ nothing about (NaN) leaves that reward's statistics.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -18,7 +18,7 @@ from ..advantages import decoupled
 from ..algorithm import Algorithm
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def gdpo(
@@ -26,10 +26,10 @@ def gdpo(
     collect: Collect,
     *,
     weights: Sequence[Scalar] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO for a reward that returns [p, g, k], weighed by `weights` (1 each). Options are
     grpo's.
     """
-    parts: dict[str, Any] = {"advantage": partial(decoupled, weights=weights)}
+    parts: Options = {"advantage": partial(decoupled, weights=weights)}
     return grpo(optimizer, collect, **(parts | options))

@@ -7,7 +7,7 @@ Source: Zhao et al., Geometric-Mean Policy Optimization, 2507.20673. Differs fro
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -16,7 +16,7 @@ from ..losses import check_positive
 from ..losses import gmpo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def gmpo(
@@ -25,9 +25,9 @@ def gmpo(
     *,
     low: Scalar = 0.4,
     high: Scalar = 0.4,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO by geometric means; the limits are of log-ratios, nats. Options are grpo's."""
     check_positive(low=low, high=high)
-    parts: dict[str, Any] = {"objective": partial(objective, low=low, high=high)}
+    parts: Options = {"objective": partial(objective, low=low, high=high)}
     return grpo(optimizer, collect, **(parts | options))

@@ -24,7 +24,7 @@ import optax
 from jaxtyping import PyTree
 
 from ..advantages import Advantage, Refine, group_normalized
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..filters import Filter
 from ..losses import (
     KL,
@@ -45,6 +45,22 @@ from ..rollout.score import score
 from ..types import KeyArray, Scalar
 
 Models = WithReference[Decoder]
+
+
+class Options(Steps, total=False):
+    """The keyword arguments of `grpo`, as its variants hand them on."""
+
+    advantage: Advantage
+    refine: Refine | None
+    objective: Objective
+    aggregate: Aggregate
+    correction: Correction | None
+    filters: Sequence[Filter]
+    kl: KL
+    beta: Scalar
+    entropy: Scalar
+    per_row: int | None
+    trainable: Callable[[Models], PyTree]
 
 
 def grpo(

@@ -7,7 +7,7 @@ Source: Zheng et al., GSPO, 2507.18071, eq. 5. Differs from the paper: none.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -16,7 +16,7 @@ from ..losses import check_positive
 from ..losses import gspo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def gspo(
@@ -25,9 +25,9 @@ def gspo(
     *,
     low: Scalar = 3e-4,
     high: Scalar = 4e-4,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO by sequences. Options are grpo's."""
     check_positive(low=low, high=high)
-    parts: dict[str, Any] = {"objective": partial(objective, low=low, high=high)}
+    parts: Options = {"objective": partial(objective, low=low, high=high)}
     return grpo(optimizer, collect, **(parts | options))

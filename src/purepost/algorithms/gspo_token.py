@@ -8,7 +8,7 @@ verl. Where the advantages of a sequence are equal, the gradient is GSPO's.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -17,7 +17,7 @@ from ..losses import check_positive
 from ..losses import gspo_token as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def gspo_token(
@@ -26,9 +26,9 @@ def gspo_token(
     *,
     low: Scalar = 3e-4,
     high: Scalar = 4e-4,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GSPO whose advantages may differ by token (`refine`). Options are grpo's."""
     check_positive(low=low, high=high)
-    parts: dict[str, Any] = {"objective": partial(objective, low=low, high=high)}
+    parts: Options = {"objective": partial(objective, low=low, high=high)}
     return grpo(optimizer, collect, **(parts | options))

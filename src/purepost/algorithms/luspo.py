@@ -7,7 +7,7 @@ Source: Liu et al., LUSPO, 2602.05261. Differs from the paper: none.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -16,7 +16,7 @@ from ..losses import check_positive, sequence_sum
 from ..losses import gspo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def luspo(
@@ -25,11 +25,11 @@ def luspo(
     *,
     low: Scalar = 3e-4,
     high: Scalar = 4e-4,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GSPO without its bias by length. Options are grpo's."""
     check_positive(low=low, high=high)
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(objective, low=low, high=high),
         "aggregate": sequence_sum,
     }

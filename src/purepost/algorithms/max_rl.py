@@ -7,7 +7,7 @@ Source: Tajwar et al., Maximum likelihood RL, 2602.02710. Differs from the paper
 meant to be 0 or 1.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -15,14 +15,14 @@ from ..advantages import mean_normalized
 from ..algorithm import Algorithm
 from ..losses import reinforce, sequence_sum
 from ..rollout.collect import Collect, Tasks
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def max_rl(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE that weighs a prompt by 1/its success rate. Options are grpo's."""
-    parts: dict[str, Any] = {
+    parts: Options = {
         "advantage": mean_normalized,
         "objective": reinforce,
         "aggregate": sequence_sum,

@@ -9,7 +9,7 @@ Differs from the paper:
 2. Completions of equal reward, and those without one, are no pair.
 """
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 import optax
@@ -19,11 +19,11 @@ from ..mean import Metrics, mean_of
 from ..rollout.collect import Collect, Tasks, episode_metrics
 from ..rollout.labelled import best_and_worst
 from ..types import KeyArray
-from .dpo import Models, PairBatch, dpo
+from .dpo import Models, Options, PairBatch, dpo
 
 
 def online_dpo(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PairBatch]:
     """DPO on what `collect` samples, at least two completions of each prompt. Options are dpo's."""
     offline = dpo(optimizer, **options)

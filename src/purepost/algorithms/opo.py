@@ -7,7 +7,7 @@ Source: Hao et al., On-policy RL with optimal reward baseline, 2505.23585. Diffe
 none; it asks for one optimizer step per rollout, the default.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -15,14 +15,14 @@ from ..advantages import length_weighted
 from ..algorithm import Algorithm
 from ..losses import reinforce, sequence_sum
 from ..rollout.collect import Collect, Tasks
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def opo(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE with the baseline of least variance. Options are grpo's."""
-    parts: dict[str, Any] = {
+    parts: Options = {
         "advantage": length_weighted,
         "objective": reinforce,
         "aggregate": sequence_sum,

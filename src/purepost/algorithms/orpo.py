@@ -8,20 +8,19 @@ Source: Hong et al., 2403.07691, eq. 6 and 7. Differs from the paper: the NLL is
 chosen completions' tokens of a whole optimizer step, whatever its micro-batches.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
 from ..algorithm import Algorithm
 from ..losses.preference import odds_ratio
 from ..rollout.labelled import Pairs
-from ..types import Scalar
-from .dpo import Models, PairBatch, dpo
+from .dpo import Models, Options, PairBatch, dpo
 
 
 def orpo(
-    optimizer: optax.GradientTransformation, *, beta: Scalar = 0.1, **options: Any
+    optimizer: optax.GradientTransformation, **options: Unpack[Options]
 ) -> Algorithm[Models, Pairs, PairBatch]:
-    """ORPO with λ = `beta`. Options are dpo's."""
-    parts: dict[str, Any] = {"loss": odds_ratio, "nll": 1.0, "reference": False}
-    return dpo(optimizer, beta=beta, **(parts | options))
+    """ORPO with λ = `beta` (0.1). Options are dpo's."""
+    parts: Options = {"loss": odds_ratio, "nll": 1.0, "reference": False}
+    return dpo(optimizer, **(parts | options))

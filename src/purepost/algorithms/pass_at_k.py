@@ -7,19 +7,19 @@ Source: Tang et al., Optimizing language models for inference time objectives, 2
 from the paper: k is the size of the group, and the loss is clipped as GRPO's.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
 from ..advantages import best_of_group
 from ..algorithm import Algorithm
 from ..rollout.collect import Collect, Tasks
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def pass_at_k(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO on the best of each group. Options are grpo's."""
-    parts: dict[str, Any] = {"advantage": best_of_group}
+    parts: Options = {"advantage": best_of_group}
     return grpo(optimizer, collect, **(parts | options))

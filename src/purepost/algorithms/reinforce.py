@@ -8,7 +8,7 @@ Ahmadian et al., Back to Basics, 2402.14740, §2. Differs from the papers: a KL 
 is a term of the loss (`beta`), not part of the reward.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -17,14 +17,14 @@ from ..algorithm import Algorithm
 from ..losses import reinforce as objective
 from ..losses import sequence_sum
 from ..rollout.collect import Collect, Tasks
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def reinforce(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """The plain policy gradient. Options are grpo's."""
-    parts: dict[str, Any] = {
+    parts: Options = {
         "advantage": uncompared,
         "objective": objective,
         "aggregate": sequence_sum,

@@ -10,7 +10,7 @@ refine=None, kl=k2, beta=...)`: r_i − mean(r) of the group, whitened, and the 
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -19,7 +19,7 @@ from ..algorithm import Algorithm
 from ..losses import check_positive, token_mean
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def reinforce_pp(
@@ -28,10 +28,10 @@ def reinforce_pp(
     *,
     penalty: Scalar = 0.0,
     gamma: Scalar = 1.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """Whitened returns, with `penalty`·KL in the reward (nats). Options are grpo's."""
     check_positive(gamma=gamma)
     refine = partial(penalized, penalty=penalty, gamma=gamma)
-    parts: dict[str, Any] = {"advantage": uncompared, "refine": refine, "aggregate": token_mean}
+    parts: Options = {"advantage": uncompared, "refine": refine, "aggregate": token_mean}
     return grpo(optimizer, collect, **(parts | options))

@@ -8,7 +8,7 @@ the loss (`beta`), not part of the reward.
 """
 
 import dataclasses
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -21,11 +21,14 @@ from ..mean import Metrics
 from ..models.decoder import Decoder
 from ..rollout.collect import Collect, Episodes, Tasks
 from ..types import KeyArray
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def remax(
-    optimizer: optax.GradientTransformation, collect: Collect, greedy: Collect, **options: Any
+    optimizer: optax.GradientTransformation,
+    collect: Collect,
+    greedy: Collect,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE over the episodes of `collect`; `greedy` collects the one completion per prompt
     that they are compared with: `single_turn(reward, Sampling(temperature=0.0, ...), group=1)`.
@@ -40,7 +43,7 @@ def remax(
         by_prompt = by_prompt.at[compared.group].set(compared.rewards)
         return dataclasses.replace(episodes, baselines=by_prompt[episodes.group]), metrics
 
-    parts: dict[str, Any] = {
+    parts: Options = {
         "advantage": over_baseline,
         "objective": reinforce,
         "aggregate": sequence_sum,

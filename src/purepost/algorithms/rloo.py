@@ -8,7 +8,7 @@ if wanted, is a term of the loss (`beta`), not part of the reward. With several 
 per rollout pass `objective=clipped`, as TRL does.
 """
 
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -16,14 +16,14 @@ from ..advantages import leave_one_out
 from ..algorithm import Algorithm
 from ..losses import reinforce, sequence_sum
 from ..rollout.collect import Collect, Tasks
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def rloo(
-    optimizer: optax.GradientTransformation, collect: Collect, **options: Any
+    optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """REINFORCE with the other completions as the baseline. Options are grpo's."""
-    parts: dict[str, Any] = {
+    parts: Options = {
         "advantage": leave_one_out,
         "objective": reinforce,
         "aggregate": sequence_sum,

@@ -8,7 +8,7 @@ none.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -17,7 +17,7 @@ from ..losses import check_positive
 from ..losses import sapo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def sapo(
@@ -26,9 +26,9 @@ def sapo(
     *,
     positive: Scalar = 1.0,
     negative: Scalar = 1.05,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO with a gate of temperatures `positive` and `negative`. Options are grpo's."""
     check_positive(positive=positive, negative=negative)
-    parts: dict[str, Any] = {"objective": partial(objective, positive=positive, negative=negative)}
+    parts: Options = {"objective": partial(objective, positive=positive, negative=negative)}
     return grpo(optimizer, collect, **(parts | options))

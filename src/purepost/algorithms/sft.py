@@ -13,7 +13,7 @@ import equinox as eqx
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.limits import expect
 from ..losses.supervised import label_smoothed, squared_normalizer
@@ -21,6 +21,16 @@ from ..mean import Metrics, Terms, masked_mean, spans_of
 from ..rollout.score import score
 from ..types import KeyArray, LanguageModel, Rows, Scalar
 from ..weights import default_trainable
+
+
+class Options(Steps, total=False):
+    """The keyword arguments of `sft`, as its variants hand them on."""
+
+    aggregate: Aggregate
+    weigh: Callable[[Float[Array, "b t"]], Float[Array, "b t"]] | None
+    label_smoothing: Scalar
+    z_loss: Scalar
+    trainable: Callable[[LanguageModel], PyTree]
 
 
 def sft(

@@ -7,7 +7,7 @@ Source: Meng et al., SimPO, 2405.14734, eq. 6.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -16,19 +16,22 @@ from ..losses.limits import expect
 from ..losses.preference import simpo as simpo_loss
 from ..rollout.labelled import Pairs
 from ..types import Scalar
-from .dpo import Models, PairBatch, dpo
+from .dpo import Models, Options, PairBatch, dpo
 
 
 def simpo(
     optimizer: optax.GradientTransformation,
     *,
-    beta: Scalar = 2.0,
     gamma: Scalar = 1.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Pairs, PairBatch]:
-    """SimPO with the margin `gamma`, in units of the scaled reward. Options are dpo's; with
-    `nll` it is CPO-SimPO.
+    """SimPO with the margin `gamma`, in units of the scaled reward. Options are dpo's, β is 2;
+    with `nll` it is CPO-SimPO.
     """
     expect("gamma", gamma, 0.0, or_low=True)
-    parts: dict[str, Any] = {"loss": partial(simpo_loss, gamma=gamma), "reference": False}
-    return dpo(optimizer, beta=beta, **(parts | options))
+    parts: Options = {
+        "loss": partial(simpo_loss, gamma=gamma),
+        "beta": 2.0,
+        "reference": False,
+    }
+    return dpo(optimizer, **(parts | options))

@@ -9,7 +9,7 @@ and w ≥ 1e-8, as in TRL.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import optax
 
@@ -18,7 +18,7 @@ from ..losses import check_positive, token_mean
 from ..losses import vespo as objective
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .grpo import Models, PolicyBatch, grpo
+from .grpo import Models, Options, PolicyBatch, grpo
 
 
 def vespo(
@@ -27,12 +27,12 @@ def vespo(
     *,
     positive: tuple[Scalar, Scalar] = (2.0, 3.0),
     negative: tuple[Scalar, Scalar] = (3.0, 2.0),
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PolicyBatch]:
     """GRPO with a kernel of (k, λ) for good and for bad sequences. Options are grpo's."""
     check_positive(k=positive[0], rate=positive[1])
     check_positive(k=negative[0], rate=negative[1])
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(objective, positive=positive, negative=negative),
         "aggregate": token_mean,
     }

@@ -8,7 +8,7 @@ trained on, and completions of equal reward are no pair; their y' does not count
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import equinox as eqx
 import jax
@@ -22,7 +22,7 @@ from ..mean import Metrics, mean_of
 from ..rollout.collect import Collect, Tasks, episode_metrics
 from ..rollout.labelled import best_and_worst
 from ..types import KeyArray, Scalar
-from .dpo import Models, PairBatch, dpo
+from .dpo import Models, Options, PairBatch, dpo
 
 
 def xpo(
@@ -30,7 +30,7 @@ def xpo(
     collect: Collect,
     *,
     alpha: Scalar = 1e-5,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[Models, Tasks, PairBatch]:
     """XPO; `collect` samples one completion of each prompt, once of the policy and once of the
     reference. Options are dpo's. Errors: a reference that is missing; groups.
