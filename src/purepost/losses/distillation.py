@@ -1,6 +1,7 @@
-"""Divergences of a student's distribution from a teacher's, per token, over the whole vocabulary.
+"""Divergences of a student's distribution from a teacher's, per token, over the whole vocabulary or
+over what attention sees; distances of their features.
 
-Each takes (teacher, student), log-probabilities [..., v], and gives nats [...]. Entries of
+A divergence takes (teacher, student), log-probabilities [..., v], and gives nats [...]. Entries of
 probability 0 add nothing.
 """
 
@@ -16,6 +17,8 @@ from ..types import Scalar
 LEAST = -1e9  # nats: a log-probability of 0 whose sums and gradients are finite
 # (teacher, student) → nats
 Divergence = Callable[[Float[Array, "*s v"], Float[Array, "*s v"]], Float[Array, "*s"]]
+# (teacher, student) → how far apart two vectors of features are
+Distance = Callable[[Float[Array, "*s d"], Float[Array, "*s d"]], Float[Array, "*s"]]
 
 
 def _kl(p: Float[Array, "*s v"], q: Float[Array, "*s v"]) -> Float[Array, "*s"]:
@@ -77,3 +80,48 @@ def among_top(k: int, divergence: Divergence) -> Divergence:
         return divergence(jax.nn.log_softmax(best), jax.nn.log_softmax(kept))
 
     return restricted
+
+
+def of_probabilities(distance: Distance) -> Divergence:
+    """The distance of the two distributions as vectors.
+
+    With `cosine_distance` it is half the squared distance of the two, each divided by its length.
+    Source: Zagoruyko & Komodakis, Paying more attention to attention, 1612.03928, eq. 2.
+    """
+    return lambda teacher, student: distance(jnp.exp(teacher), jnp.exp(student))
+
+
+def cosine_distance(
+    teacher: Float[Array, "*s d"], student: Float[Array, "*s d"]
+) -> Float[Array, "*s"]:
+    """1 − cos of the angle between two vectors, from 0 to 2; 1 where one of them is 0."""
+    t, s = (x.astype(jnp.float32) for x in (teacher, student))
+    norms = (t * t).sum(-1) * (s * s).sum(-1)
+    return 1 - (t * s).sum(-1) * jax.lax.rsqrt(jnp.maximum(norms, 1e-30))
+
+
+def squared_error(
+    teacher: Float[Array, "*s d"], student: Float[Array, "*s d"]
+) -> Float[Array, "*s"]:
+    """(t − s)², the mean over features.
+
+    Source: Romero et al., FitNets, 1412.6550, eq. 3 (the sum, halved); as a mean Jiao et al.,
+    TinyBERT, 1909.10351, eq. 8.
+    """
+    t, s = (x.astype(jnp.float32) for x in (teacher, student))
+    return ((t - s) ** 2).mean(-1)
+
+
+def pool_features(x: Float[Array, "*s d"], size: int) -> Float[Array, "*s o"]:
+    """d features averaged to `size`: feature i of the means is of those from ⌊i d/size⌋ up to
+    ⌈(i+1) d/size⌉. Error: a size that is larger.
+    """
+    wide = x.shape[-1]
+    if not 1 <= size <= wide:
+        raise ValueError(f"expected to pool {wide} features to at most as many, got {size}")
+    if size == wide:
+        return x
+    i, j = jnp.arange(size, dtype=jnp.int32), jnp.arange(wide, dtype=jnp.int32)[:, None]
+    window = (j >= i * wide // size) & (j < -(-(i + 1) * wide // size))
+    means = window.astype(jnp.float32) / window.sum(0, dtype=jnp.float32)
+    return jnp.matmul(x.astype(jnp.float32), means, precision=jax.lax.Precision.HIGHEST)
