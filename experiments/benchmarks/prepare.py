@@ -1,7 +1,7 @@
 """What the peers need: an environment of their own each, and the model in Hugging Face layout.
 
-`python -m experiments.benchmarks.prepare smollm2` makes what is missing below the cache folder
-and prints where it is, as JSON. Some 4 GB are downloaded the first time.
+`python -m experiments.benchmarks.prepare smollm2 tunix trl` makes what is missing below the cache
+folder and prints where it is, as JSON. Some 4 GB are downloaded the first time.
 """
 
 import json
@@ -13,11 +13,8 @@ from pathlib import Path
 from purepost.models.hub.fetch import cache_directory
 
 from .models import export
+from .work import PEERS
 
-PEERS = {
-    "tunix": ("google-tunix==0.1.7",),
-    "trl": ("torch==2.13.0", "trl==1.16.0", "peft==0.21.2"),
-}
 _CHECK = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
 
 
@@ -43,11 +40,11 @@ def environment(peer: str, directory: Path) -> Path:
     return python
 
 
-def main(model: str) -> None:
+def main(model: str, *peers: str) -> None:
     """Print {"model": directory, "python": {peer: interpreter}}."""
     directory = cache_directory() / "peerbench"
     target = export(model, directory / "purepost-models")
-    pythons = {peer: str(environment(peer, directory)) for peer in PEERS}
+    pythons = {peer: str(environment(peer, directory)) for peer in peers}
     print(json.dumps({"model": str(target), "python": pythons}))
 
 

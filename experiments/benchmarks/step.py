@@ -3,6 +3,7 @@
     python -m experiments.benchmarks.step                       every figure, both models
     python -m experiments.benchmarks.step --model tiny --only sft-full grpo --repeats 9
     python -m experiments.benchmarks.step --peers               beside Tunix and TRL
+    python -m experiments.benchmarks.step --peers tunix         beside Tunix alone
 
 Every figure is measured in a process of its own, so that its peak memory is its own: some warm-up
 steps that compile, then `--repeats` timed ones, of which those during which other processes used
@@ -37,7 +38,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .work import FIGURES, MODELS
+from .work import FIGURES, MODELS, PEERS
 
 ROOT = Path(__file__).parents[2]
 OURS = "purepost"
@@ -133,13 +134,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=list(FIGURES), nargs="+", default=list(FIGURES))
     parser.add_argument("--repeats", type=int, default=5, help="timed steps in each process")
     parser.add_argument("--threads", type=int, default=2, help="CPUs")
-    parser.add_argument("--peers", action="store_true", help="also Tunix and TRL")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="also these; alone: all")
     parser.add_argument("--rounds", type=int, help="turns; by default 3 with peers, else 1")
     options = parser.parse_args(arguments)
     for name in ("repeats", "threads", "rounds"):
         value = vars(options)[name]
         if value is not None and value < 1:
             parser.error(f"expected --{name} ≥ 1, got {value}")
+    if options.peers == []:
+        options.peers = list(PEERS)
     return options
 
 
@@ -149,13 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform == "linux":
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cpus[: options.threads])
-    environ = environment(cpu=options.peers, threads=options.threads)
+    environ = environment(cpu=bool(options.peers), threads=options.threads)
     rounds = options.rounds or (3 if options.peers else 1)
     complete = True
     for model in options.model:
         place: Line | None = {"model": model, "python": {}}
         if options.peers:
-            place = last_line([sys.executable, "-m", f"{PACKAGE}.prepare", model], environ)
+            place = last_line(
+                [sys.executable, "-m", f"{PACKAGE}.prepare", model, *options.peers], environ
+            )
         if place is None:
             return 1
         for figure in options.only:

@@ -11,6 +11,10 @@ LORA_ALPHA = 32.0
 BETA, EPSILON = 0.04, 0.2
 DISTINCT_PROMPTS, PROMPT_WIDTH = 16, 64
 MODELS = ("smollm2", "tiny")
+PEERS = {  # what is installed for each
+    "tunix": ("google-tunix==0.1.7",),
+    "trl": ("torch==2.13.0", "trl==1.16.0", "peft==0.21.2"),
+}
 
 
 @dataclass(frozen=True)
