@@ -49,7 +49,7 @@ def turn_normalized(*, gamma: Scalar = 1.0, epsilon: Scalar = 1e-4) -> Advantage
     than two or all returns are equal.
 
     Source: Zeng et al., Reinforcing multi-turn reasoning in LLM agents via turn-level credit
-    assignment, 2505.11821, §4. Differs: G_k is all that follows the turn, discounted.
+    assignment, 2505.11821. Differs: G_k is all that follows the turn, discounted.
     """
     return partial(_turn_normalized, gamma=gamma, epsilon=epsilon)
 
