@@ -14,7 +14,7 @@ help:
 	@echo "make test       setup, check, then every quick test"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make demo       GRPO with LoRA on a small model, evaluated before and after"
-	@echo "make parity     recompute the golden files with transformers and compare"
+	@echo "make parity     compare every family with transformers and PEFT, live, and print the table"
 	@echo "make clean      remove environments and caches; runs/ stays"
 
 setup: .venv/.stamp
@@ -44,11 +44,11 @@ demo: setup
 parity: .venv-parity/.stamp
 	.venv-parity/bin/python tests/golden/make.py --check
 
-.venv-parity/.stamp: pyproject.toml
+.venv-parity/.stamp: pyproject.toml Makefile
 	@$(call new_venv,.venv-parity)
-	@echo "installing torch and transformers into .venv-parity: a few minutes"
+	@echo "installing torch, transformers and PEFT into .venv-parity: a few minutes"
 	.venv-parity/bin/python $(PIP_INSTALL) --editable '.[gguf]' torch==2.13.0 \
-	    transformers==5.24.0 peft==0.21.2
+	    transformers==5.24.0 peft==0.21.2 trl==1.16.0 sentencepiece
 	@touch $@
 
 clean:

@@ -1,19 +1,23 @@
-"""Whether transformers (and PEFT, where installed) read what purepost saves."""
+"""Whether transformers and PEFT read what purepost saves."""
 
-import importlib.util
 import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
+from peft import PeftModel  # pyright: ignore[reportMissingImports]
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     AutoTokenizer,
+)
+from transformers.utils.logging import (  # pyright: ignore[reportMissingImports]
+    disable_progress_bar,
 )
 
 from purepost.models import Decoder
@@ -21,6 +25,8 @@ from purepost.models.hub import load, save, save_adapter
 from purepost.text import Tokenizer, render
 from purepost.types import causal_rows
 from purepost.weights import adapters, add_lora, merge
+
+disable_progress_bar()  # of loading: there is a bar for every model
 
 IDS = np.random.default_rng(2).integers(3, 288, (1, 40)).astype(np.int32)
 
@@ -41,23 +47,24 @@ def with_adapters(model: Decoder) -> Decoder:
     )
 
 
+def reference(directory: Path) -> Any:
+    """transformers' model of a directory."""
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(directory, **options).eval()
+
+
 @torch.no_grad()
 def reference_logits(directory: Path, adapter: Path | None = None) -> np.ndarray:
     """transformers' logits of the ids."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = reference(directory)
     if adapter is not None:
-        from peft import PeftModel  # pyright: ignore[reportMissingImports]
-
-        model = PeftModel.from_pretrained(model, adapter)
-    return model.eval()(torch.tensor(IDS, dtype=torch.long)).logits.numpy()
+        model = PeftModel.from_pretrained(model, adapter).eval()
+    return model(torch.tensor(IDS, dtype=torch.long)).logits.numpy()
 
 
 def check_exports(golden: Path, report: Callable[[str], None]) -> list[str]:
     """Save models in every way and compare transformers' logits with ours, to 1e-4."""
     wrong: list[str] = []
-    with_peft = importlib.util.find_spec("peft") is not None
-    if not with_peft:
-        report("peft is not installed: adapters are not compared")
 
     def compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         worst = float(np.abs(ours - theirs).max())
@@ -74,9 +81,8 @@ def check_exports(golden: Path, report: Callable[[str], None]) -> list[str]:
             adapted = with_adapters(model)
             save(adapted, tokenizer, merged, max_shard_bytes=50_000)
             compare(f"{name} merged, sharded", logits(merge(adapted)), reference_logits(merged))
-            if with_peft:
-                save_adapter(adapted, split, base=str(plain))
-                compare(f"{name} adapter", logits(adapted), reference_logits(plain, split))
+            save_adapter(adapted, split, base=str(plain))
+            compare(f"{name} adapter", logits(adapted), reference_logits(plain, split))
             wrong += check_tokenizer(plain, tokenizer, golden)
     return wrong
 

@@ -4,8 +4,6 @@ RoPE frequencies. make.py calls it; alone it makes these files again.
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,24 +173,6 @@ def make_families(target: Path) -> None:
         np.savez_compressed(target / f"{model_type}.npz", **golden)
     text = json.dumps(rope_table(), indent=0) + "\n"
     (target / "rope.json").write_text(text, encoding="utf-8")
-
-
-def check_families(golden: Path, report: Callable[[str], None]) -> list[str]:
-    """Save each family's model and compare transformers' logits of it with ours, to 1e-4."""
-    from exports import logits, reference_logits
-
-    from purepost.models.hub import load, save
-
-    wrong: list[str] = []
-    for name in FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            model, tokenizer = load(golden / name)
-            save(model, tokenizer, Path(folder) / name)
-            theirs = reference_logits(Path(folder) / name)
-        worst = float(np.abs(logits(model) - theirs).max())
-        report(f"saved {name}: max |Δlogit| {worst:.1e}")
-        wrong += [f"saved {name}: logits differ by {worst}"] if worst > 1e-4 else []
-    return wrong
 
 
 if __name__ == "__main__":

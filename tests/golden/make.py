@@ -10,7 +10,6 @@ conversion of the one in that file.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
@@ -25,9 +24,12 @@ import numpy as np
 import regex  # pyright: ignore[reportMissingModuleSource]
 import torch  # pyright: ignore[reportMissingImports]
 from chats import chats_table
-from families import check_families, make_families
+from exports import check_exports
+from families import make_families
 from heads import check_classifier
 from heads import make as make_classifier
+from parity import check_table
+from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
 from tables import DIALOGUES, PATTERNS, PROMPTS, TEMPLATES, TEXTS, TOOLS
 from texts import check_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -222,8 +224,6 @@ def tiny_directory(path: Path, tied: bool) -> dict[str, Any]:
 
 def adapter_directory(path: Path, base: Path) -> dict[str, Any]:
     """Write an adapter by PEFT, of uneven ranks and scales; the logits it gives the tiny model."""
-    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
-
     config = LoraConfig(
         r=4,
         lora_alpha=8,
@@ -260,9 +260,8 @@ def make(target: Path) -> None:
     np.savez_compressed(target / "smollm2.npz", **smollm2_logits(model, tokenizer))
     for name, tied in (("tiny-tied", True), ("tiny-llama3", False)):
         np.savez_compressed(target / f"{name}.npz", **tiny_directory(target / name, tied))
-    if importlib.util.find_spec("peft") is not None:
-        adapter = adapter_directory(target / "adapter", target / "tiny-llama3")
-        np.savez_compressed(target / "adapter.npz", **adapter)
+    adapter = adapter_directory(target / "adapter", target / "tiny-llama3")
+    np.savez_compressed(target / "adapter.npz", **adapter)
     make_families(target)
     make_classifier(target)
 
@@ -292,21 +291,17 @@ def _write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
 
 
 def check(report: Callable[[str], None]) -> int:
-    """Compare everything with what is stored, and let transformers read what purepost saves."""
-    from exports import check_exports
-
+    """Compare everything with what is stored, let transformers read what purepost saves, and print
+    the table of the families.
+    """
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
         wrong = differences(HERE, Path(folder))
-    wrong += check_exports(HERE, report) + check_families(HERE, report) + check_texts(report)
-    wrong += check_classifier(HERE, report)
-    if importlib.util.find_spec("peft") is not None:
-        from adapters import check_adapters
-
-        wrong += check_adapters(HERE, report)
+    wrong += check_exports(HERE, report) + check_texts(report) + check_classifier(HERE, report)
+    wrong += check_table(HERE, report)
     for line in wrong:
         report(f"differs: {line}")
-    report("parity: " + (f"{len(wrong)} differences" if wrong else "all golden files agree"))
+    report("parity: " + (f"{len(wrong)} differences" if wrong else "everything agrees"))
     return 1 if wrong else 0
 
 

@@ -1,5 +1,6 @@
-"""Whether purepost's texts and ids are those of the libraries installed beside it: TRL's copies of
-the families' chat templates, sentencepiece's ids, tokenizers that transformers reads."""
+"""Whether purepost's texts and ids are other libraries': transformers' texts by the chat templates
+that come with TRL, sentencepiece's ids, and those of tokenizers that transformers reads.
+"""
 
 import importlib.util
 import json
@@ -10,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chats import DIALOGUES, TOOLS, VARIABLES, rows
+from chats import DIALOGUES, TEMPLATES, TOOLS, VARIABLES, rows
+from spm import spm_table
 from tables import TEXTS
 from tokenizers import AddedToken
 from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
@@ -19,6 +21,25 @@ from purepost.text import Tokenizer, render
 
 HERE = Path(__file__).parent
 Report = Callable[[str], None]
+
+# Family → the templates in its formats: ours (chats.py), and TRL's.
+_GEMMA = (("gemma2",), ("gemma", "gemma_training"))
+FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama": (("llama3", "llama3.1"), ("llama3", "llama3_training", "llama3_1", "llama3_2")),
+    "mistral": (("mistral",), ()),
+    "qwen2": (
+        ("qwen2.5", "deepseek-r1"),
+        ("qwen2_5", "qwen2_5_training", "deepseek_r1_distill", "deepseek_r1_distill_training"),
+    ),
+    "qwen3": (("qwen3", "qwen3-marked"), ("qwen3", "qwen3_training")),
+    "qwen3_moe": (
+        ("qwen3",),
+        ("qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training"),
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA,
+    "gemma3_text": (("gemma3",), ("gemma3", "gemma3_training")),
+}
 
 
 def check_texts(report: Report) -> list[str]:
@@ -43,35 +64,49 @@ def ours(template: str, row: dict[str, Any]) -> str | None:
         return None
 
 
-def check_templates(report: Report) -> list[str]:
-    """Compare the two on the templates that come with TRL, if that is installed."""
+def trl_templates() -> dict[str, str]:
+    """The templates that come with TRL, by name."""
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
-        report("trl is not installed: its chat templates are not compared")
-        return []
-    tokenizer = AutoTokenizer.from_pretrained(HERE / "tiny-tied")
-    wrong: list[str] = []
+        raise ModuleNotFoundError("expected trl, whose chat templates are compared, found none")
     paths = sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
-    texts = 0
-    for path in paths:
-        template = path.read_text(encoding="utf-8")
-        for row in rows(tokenizer, template):
-            texts += row["text"] is not None
-            if ours(template, row) != row["text"]:
-                wrong.append(f"{path.name}: { ({k: v for k, v in row.items() if k != 'text'}) }")
-    report(f"chat templates: {len(paths)} of TRL's, {texts} texts, {len(wrong)} differ")
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def text_differences(templates: dict[str, str]) -> list[str]:
+    """The dialogues that transformers writes otherwise than we by some of the templates."""
+    tokenizer = AutoTokenizer.from_pretrained(HERE / "tiny-tied")
+    return [
+        f"{name}: { ({k: v for k, v in row.items() if k != 'text'}) }"
+        for name, template in templates.items()
+        for row in rows(tokenizer, template)
+        if ours(template, row) != row["text"]
+    ]
+
+
+def family_differences(name: str) -> list[str]:
+    """Of the templates in one family's formats."""
+    own, of_trl = FORMATS[name]
+    theirs = trl_templates()
+    return text_differences(
+        {n: TEMPLATES[n] for n in own} | {f"trl's {n}": theirs[n] for n in of_trl}
+    )
+
+
+def check_templates(report: Report) -> list[str]:
+    """Compare the two on the templates that come with TRL, of our families and others."""
+    templates = trl_templates()
+    wrong = text_differences(templates)
+    report(f"chat templates: {len(templates)} of TRL's, {len(wrong)} texts differ")
     return wrong
 
 
 def check_sentencepiece(report: Report) -> list[str]:
-    """Compare the stored ids with sentencepiece's, if that is installed."""
-    if importlib.util.find_spec("sentencepiece") is None:
-        report("sentencepiece is not installed: its ids are not compared")
-        return []
-    from spm import spm_table
-
+    """Compare the stored ids with sentencepiece's."""
     stored = json.loads((HERE / "spm.json").read_text(encoding="utf-8"))
-    return [] if stored == spm_table() else ["spm.json holds other ids"]
+    wrong = [] if stored == spm_table() else ["spm.json holds other ids"]
+    report(f"sentencepiece: {len(stored['models'])} models, {len(wrong)} differ")
+    return wrong
 
 
 def check_saved(report: Report) -> list[str]:
