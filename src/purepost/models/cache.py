@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..types import causal_rows
-from ..weights import tile
+from ..weights import is_kind, tile
 from .config import Config
-from .decoder import Block, Decoder, finish, norm, project
+from .decoder import Block, Decoder, finish, norm, project, queries
 from .layers import soft_cap
 
 
@@ -31,7 +31,7 @@ class Layer(eqx.Module):
 class Cache(eqx.Module):
     """What decoding continues from."""
 
-    layers: list[Layer]
+    layers: list[Layer]  # those that have keys and values of their own
     lengths: Int[Array, " p"]  # tokens of each prompt
 
 
@@ -43,13 +43,13 @@ def prefill(
     """
     hidden, kv = model(causal_rows(prompts, lengths))
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)[:, 0]
-    p, _, n, width = kv.k.shape[1:]
-    empty = jnp.zeros((p, n, group, slots, width), hidden.dtype)
-    layers = [
-        Layer(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), empty.swapaxes(3, 4), empty)
-        for k, v in zip(kv.k, kv.v, strict=True)
-    ]
-    return last, Cache(layers, lengths)
+
+    def layer(k: Float[Array, "p s n k"], v: Float[Array, "p s n k"]) -> Layer:
+        p, _, n, width = k.shape
+        empty = jnp.zeros((p, n, group, slots, width), hidden.dtype)
+        return Layer(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), empty.swapaxes(3, 4), empty)
+
+    return last, Cache([layer(k, v) for k, v in kv.layers], lengths)
 
 
 def grow(cache: Cache, slots: int) -> Cache:
@@ -73,11 +73,14 @@ def unstack(model: Decoder) -> list[Block]:
     """
     lay_out = tile if jax.default_backend() == "cpu" else lambda w: w
 
-    def layer(i: int) -> Block:
-        block = jax.tree.map(lambda x: x[i], model.layers)
-        return jax.tree.map(lambda x: lay_out(x) if x.ndim == 2 else x, block)
+    def layer(stack: Block, i: int) -> Block:
+        block = jax.tree.map(lambda x: x[i], stack)
+        raw = lambda x: not is_kind(x) and x.ndim == 2  # noqa: E731
+        return jax.tree.map(lambda x: lay_out(x) if raw(x) else x, block, is_leaf=is_kind)
 
-    return [layer(i) for i in range(model.config.num_layers)]
+    runs, stacks = model.config.runs, model.layers
+    stacks = stacks if isinstance(stacks, dict) else {0: stacks}
+    return [layer(stacks[run.start], i) for run in runs for i in range(len(run))]
 
 
 def _attend(
@@ -136,19 +139,25 @@ def decode(
     x = model.lookup(tokens)
     positions = jnp.broadcast_to(cache.lengths[:, None] + step, tokens.shape)
     turned = {w: config.rope(w).angles(positions) for w in set(config.layer_windows)}
-    layers = []
-    for block, layer, window in zip(blocks, cache.layers, config.layer_windows, strict=True):
-        q, k, v = project(block, config, x, turned[window])
+    given = model.given(tokens, x)
+    layers: list[Layer] = []
+    for i, (block, kind) in enumerate(zip(blocks, config.kinds, strict=True)):
+        window = config.layer_windows[i]
+        if kind.source is None:
+            q, k, v = project(block, config, x, turned[window])
+            k, v = (y.transpose(0, 2, 1, 3) for y in (k, v))  # p n g k
+            layer = cache.layers[i]
+            layer = Layer(
+                layer.prefix_k,
+                layer.prefix_v,
+                put(layer.branch_k, k[..., None], step, axis=4),
+                put(layer.branch_v, v[..., None, :], step, axis=3),
+            )
+            layers.append(layer)
+        else:
+            q, layer = queries(block, config, x, turned[window]), layers[kind.source]
         p, g, h, width = q.shape
-        k, v = (y.transpose(0, 2, 1, 3) for y in (k, v))  # p n g k
-        layer = Layer(
-            layer.prefix_k,
-            layer.prefix_v,
-            put(layer.branch_k, k[..., None], step, axis=4),
-            put(layer.branch_v, v[..., None, :], step, axis=3),
-        )
-        q = q.reshape(p, g, config.num_kv_heads, h // config.num_kv_heads, width)
+        q = q.reshape(p, g, kind.kv_heads, h // kind.kv_heads, width)
         mixed = _attend(config, q, layer, cache.lengths, step, window).reshape(p, g, h, width)
-        x, _ = finish(block, config, x, mixed)
-        layers.append(layer)
+        x, _ = finish(block, config, x, mixed, given=None if given is None else given[i])
     return norm(config, x, model.norm), Cache(layers, cache.lengths)

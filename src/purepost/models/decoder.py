@@ -1,9 +1,12 @@
-"""The decoder: embeddings, a scan over stacked layers, a norm, and a head."""
+"""The decoder: embeddings, a scan over stacked layers, a norm, and a head.
+
+Where layers differ in the shapes of their weights, there is a stack for each run of like ones.
+"""
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,8 +18,9 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from ..tree import named_key
 from ..types import KeyArray, Rows, divide_rows
-from ..weights import Weight, linear
+from ..weights import Weight, linear, lookup, transposed_linear
 from .config import Config as Config
+from .layer_inputs import LayerInput, LayerInputs
 from .layers import MLP, Attention, attention, rms_norm, soft_cap, subkey
 from .moe import MoE
 from .rope import Angles, rotate
@@ -33,16 +37,28 @@ class Block(eqx.Module):
     mlp: MLP | MoE
     attention_post_norm: Float[Array, "*l d"] | None = None
     mlp_post_norm: Float[Array, "*l d"] | None = None
+    input: LayerInput | None = None
+    scale: Float[Array, "*l 1"] | None = None
+
+
+Stacked = Float[Array, "l b t n k"]
+Stacks = tuple[Float[Array, "_ b t _ _"], ...]
 
 
 class KV(eqx.Module):
-    """Keys (rotated) and values of every layer, in the order of the row; and, of experts, the
-    router's probabilities.
+    """Keys (rotated) and values of every layer that has its own, in the order of the row, stacked
+    as the layers are; and of those with experts the router's probabilities.
     """
 
-    k: Float[Array, "l b t n k"]
-    v: Float[Array, "l b t n k"]
+    k: Stacked | Stacks
+    v: Stacked | Stacks
     router: Float[Array, "l b t e"] | None = None
+
+    @property
+    def layers(self) -> list[tuple[Float[Array, "b t _ _"], Float[Array, "b t _ _"]]]:
+        """Keys and values layer by layer."""
+        k, v = (x if isinstance(x, tuple) else (x,) for x in (self.k, self.v))
+        return [pair for stack in zip(k, v, strict=True) for pair in zip(*stack, strict=True)]
 
 
 class Setting(NamedTuple):
@@ -59,6 +75,33 @@ def norm(
     return rms_norm(x, scale, config.norm_eps, config.norm_offset)
 
 
+def _heads(
+    normed: Float[Array, "*s d"],
+    weight: Weight,
+    bias: Float[Array, " o"] | None,
+    angles: Angles,
+    key: Key[Array, " b"] | None,
+) -> Float[Array, "*s m k"]:
+    """A projection, head by head, before norms and rotation."""
+    y = linear(normed, weight, key=key)
+    y = y if bias is None else y + bias.astype(y.dtype)
+    return rearrange(y, "... (h k) -> ... h k", k=2 * angles[0].shape[-1])
+
+
+def queries(
+    block: Block,
+    config: Config,
+    x: Float[Array, "*s d"],
+    angles: Angles,
+    key: Key[Array, " b"] | None = None,
+) -> Float[Array, "*s h k"]:
+    """Rotated queries of a layer."""
+    w, normed = block.attention, norm(config, x, block.attention_norm)
+    q = _heads(normed, w.q, w.q_bias, angles, subkey(key, 0))
+    q = q if w.q_norm is None else norm(config, q, w.q_norm)
+    return rotate(q, *angles)
+
+
 def project(
     block: Block,
     config: Config,
@@ -66,19 +109,14 @@ def project(
     angles: Angles,
     key: Key[Array, " b"] | None = None,
 ) -> tuple[Float[Array, "*s h k"], Float[Array, "*s n k"], Float[Array, "*s n k"]]:
-    """Rotated queries, rotated keys, and values of a layer."""
-    normed = norm(config, x, block.attention_norm)
-    w = block.attention
-
-    def heads(i: int, weight: Weight, bias: Float[Array, " o"] | None) -> Float[Array, "*s m k"]:
-        y = linear(normed, weight, key=subkey(key, i))
-        y = y if bias is None else y + bias.astype(y.dtype)
-        return rearrange(y, "... (h k) -> ... h k", k=config.head_dim)
-
-    q, k, v = heads(0, w.q, w.q_bias), heads(1, w.k, w.k_bias), heads(2, w.v, w.v_bias)
-    q = q if w.q_norm is None else norm(config, q, w.q_norm)
+    """Rotated queries, rotated keys, and values of a layer that has its own."""
+    w, normed = block.attention, norm(config, x, block.attention_norm)
+    k = _heads(normed, w.k, w.k_bias, angles, subkey(key, 1))
+    v = k if w.v is None else _heads(normed, w.v, w.v_bias, angles, subkey(key, 2))
     k = k if w.k_norm is None else norm(config, k, w.k_norm)
-    return rotate(q, *angles), rotate(k, *angles), v
+    if config.value_norm:
+        v = rms_norm(v, jnp.ones(v.shape[-1]), config.norm_eps)
+    return queries(block, config, x, angles, key), rotate(k, *angles), v
 
 
 def finish(
@@ -87,9 +125,10 @@ def finish(
     x: Float[Array, "*s d"],
     mixed: Float[Array, "*s h k"],
     key: Key[Array, " b"] | None = None,
+    given: Float[Array, "*s p"] | None = None,
 ) -> tuple[Float[Array, "*s d"], Float[Array, "*s e"] | None]:
-    """The rest of a layer: output projection and MLP, each added to the stream; and the router's
-    probabilities.
+    """The rest of a layer: output projection and MLP, each added to the stream, and what is `given`
+    of the token; and the router's probabilities.
     """
 
     def normed_by(
@@ -112,7 +151,10 @@ def finish(
             )
         case mlp:
             out, router = mlp(normed, config.activation, key=key), None
-    return x + normed_by(block.mlp_post_norm, out), router
+    x = x + normed_by(block.mlp_post_norm, out)
+    if block.input is not None and given is not None:
+        x = x + block.input(x, given, config.activation, config.norm_eps, key=key)
+    return x if block.scale is None else x * block.scale.astype(x.dtype), router
 
 
 class Unembed(eqx.Module):
@@ -124,23 +166,20 @@ class Unembed(eqx.Module):
 
     def __call__(self, hidden: Float[Array, "*s d"]) -> Float[Array, "*s v"]:
         """Logits, float32."""
-        if self.tied:  # embed · hiddenᵀ: on CPUs as fast as hidden · embedᵀ, for few tokens faster
-            flat = hidden.reshape(-1, hidden.shape[-1])
-            logits = jnp.einsum("vd,nd->vn", self.weight, flat, preferred_element_type=jnp.float32)
-            logits = logits.T.reshape(*hidden.shape[:-1], -1)
-        else:
-            logits = linear(hidden, self.weight).astype(jnp.float32)
-        return soft_cap(logits, self.softcap)
+        product = transposed_linear if self.tied else linear
+        return soft_cap(product(hidden, self.weight).astype(jnp.float32), self.softcap)
 
 
 class Decoder(eqx.Module):
     """A decoder-only transformer over forest rows."""
 
-    embed: Float[Array, "v d"]
-    layers: Block  # stacked: every leaf has a leading layer axis
+    embed: Any  # a weight [v, d] of any kind, mostly a raw array
+    # Stacked: every leaf has a leading layer axis. Several stacks: each by its first layer.
+    layers: Block | dict[int, Block]
     norm: Float[Array, " d"]
     head: Weight | None  # [d, v]; None: the embeddings, transposed
     config: Config = eqx.field(static=True)
+    layer_inputs: LayerInputs | None = None
 
     def __call__(
         self, rows: Rows, *, key: KeyArray | None = None
@@ -150,31 +189,40 @@ class Decoder(eqx.Module):
         `key` turns adapter dropout on.
         """
         config = self.config
-        saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         x = self.lookup(rows.tokens)
-        settings, setting_of = _settings(config, rows.positions)
+        given = self.given(rows.tokens, x)
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
+        if not isinstance(self.layers, dict):
+            every = range(config.num_layers)
+            x, (own, router) = _stack(config, every, self.layers, x, rows, keys, given)
+            return norm(config, x, self.norm), KV(*own, router)
+        kept: dict[int, Any] = {}  # of each layer its keys and values
+        stacks, routers = [], []
+        for run in config.runs:
+            source = config.kinds[run.start].source
+            shared = None if source is None else kept[source]
+            told = None if given is None else given[run.start : run.stop]
+            blocks = self.layers[run.start]
+            x, (own, router) = _stack(config, run, blocks, x, rows, keys, told, shared)
+            if own is not None:
+                kept |= zip(run, zip(*own, strict=True), strict=True)
+                stacks.append(own)
+            routers += [] if router is None else [router]
+        k, v = zip(*stacks, strict=True)
+        router = jnp.concatenate(routers) if routers else None
+        return norm(config, x, self.norm), KV(k, v, router)
 
-        # The backward pass keeps what the matrix products gave and computes the rest again: cheaper
-        # than writing it to memory and reading it back.
-        @partial(jax.checkpoint, policy=saved, prevent_cse=False)
-        def layer(x: Float[Array, "b t d"], inputs: tuple[Block, Int[Array, ""], PyTree]):
-            block, index, setting = inputs
-            k_layer = None if keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(keys)
-            window, angles = setting_of(setting)
-            q, k, v = project(block, config, x, angles, k_layer)
-            scale, softcap = config.query_scale, config.attention_softcap
-            mixed = attention(q, k, v, rows, window, scale=scale, softcap=softcap)
-            x, router = finish(block, config, x, mixed, k_layer)
-            return x, (k, v, router)
-
-        indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        x, kept = jax.lax.scan(layer, x, (self.layers, indices, settings))
-        return norm(config, x, self.norm), KV(*kept)
+    def given(
+        self, tokens: Int[Array, "b *s"], x: Float[Array, "b *s d"]
+    ) -> Float[Array, "l b *s p"] | None:
+        """What each layer is told of the tokens, where the family does that; x: their embeddings."""
+        if self.layer_inputs is None:
+            return None
+        return self.layer_inputs(tokens, x, self.config.norm_eps)
 
     def lookup(self, tokens: Int[Array, "b *s"]) -> Float[Array, "b *s d"]:
         """The embeddings of tokens, as the first layer reads them."""
-        x, scale = divide_rows(self.embed[tokens]), self.config.embed_scale
+        x, scale = divide_rows(lookup(self.embed, tokens)), self.config.embed_scale
         return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
 
     @property
@@ -184,13 +232,50 @@ class Decoder(eqx.Module):
         return Unembed(weight, self.head is None, self.config.final_softcap)
 
 
+def _stack(
+    config: Config,
+    layers: range,
+    blocks: Block,
+    x: Float[Array, "b t d"],
+    rows: Rows,
+    keys: Key[Array, " b"] | None,
+    given: Float[Array, "l b t p"] | None = None,
+    shared: tuple[Float[Array, "b t n k"], Float[Array, "b t n k"]] | None = None,
+) -> tuple[Float[Array, "b t d"], tuple[tuple[Stacked, Stacked] | None, Array | None]]:
+    """A stack of layers, one after another: the stream; their keys and values, if they have some of
+    their own, and their routers' probabilities.
+    """
+    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    settings, setting_of = _settings(config, rows.positions, layers)
+
+    # The backward pass keeps what the matrix products gave and computes the rest again: cheaper
+    # than writing it to memory and reading it back.
+    @partial(jax.checkpoint, policy=saved, prevent_cse=False)
+    def layer(x: Float[Array, "b t d"], inputs: tuple[Block, Int[Array, ""], PyTree, PyTree]):
+        block, index, setting, told = inputs
+        k_layer = None if keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(keys)
+        window, angles = setting_of(setting)
+        if shared is None:
+            q, k, v = project(block, config, x, angles, k_layer)
+        else:
+            q, (k, v) = queries(block, config, x, angles, k_layer), shared
+        scale, softcap = config.query_scale, config.attention_softcap
+        mixed = attention(q, k, v, rows, window, scale=scale, softcap=softcap)
+        x, router = finish(block, config, x, mixed, k_layer, told)
+        return x, ((k, v) if shared is None else None, router)
+
+    indices = jnp.arange(layers.start, layers.stop, dtype=jnp.int32)
+    return jax.lax.scan(layer, x, (blocks, indices, settings, given))
+
+
 def _settings(
-    config: Config, positions: Int[Array, "b t"]
+    config: Config, positions: Int[Array, "b t"], layers: range | None = None
 ) -> tuple[PyTree, Callable[[PyTree], Setting]]:
-    """What to scan over beside the layers, and the function from a layer's part of it to its
-    setting. Layers that are all alike scan over nothing.
+    """What to scan over beside the layers (by default all), and the function from a layer's part
+    of it to its setting. Layers that are all alike scan over nothing.
     """
     windows = config.layer_windows
+    windows = windows if layers is None else windows[layers.start : layers.stop]
     if len(set(windows)) == 1:
         alike = Setting(windows[0], config.rope(windows[0]).angles(positions))
         return None, lambda _: alike
@@ -211,46 +296,74 @@ def init_decoder(key: KeyArray, config: Config, dtype: DTypeLike = jnp.float32) 
     """A decoder with random weights: normal, of standard deviation 1/√in (embeddings .02), norms
     1, biases 0.
     """
-    c, n, d, f = config, config.num_layers, config.hidden_size, config.intermediate_size
-    heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    c, d, runs = config, config.hidden_size, config.runs
+    embed = lambda name, *shape: 0.02 * jr.normal(named_key(key, name), shape, dtype)  # noqa: E731
+    head = _random(key, dtype, "head", d, c.vocab_size) if not c.tie_embeddings else None
+    if len(runs) == 1:
+        layers = _init_stack(key, config, runs[0], "layers", dtype)
+    else:
+        layers = {
+            run.start: _init_stack(key, config, run, f"layers.{run.start}", dtype) for run in runs
+        }
+    inputs, width = None, c.num_layers * c.layer_input_size
+    if width:
+        inputs = LayerInputs(
+            embed=embed("layer_inputs.embed", c.layer_input_vocab, width),
+            project=_random(key, dtype, "layer_inputs.project", d, width),
+            norm=jnp.ones(c.layer_input_size, dtype),
+        )
+    ones = jnp.full(d, 1 - c.norm_offset, dtype)
+    return Decoder(embed("embed", c.vocab_size, d), layers, ones, head, config, inputs)
 
-    def weight(name: str, *shape: int) -> Array:
-        scale = 0.02 if name == "embed" else 1 / math.sqrt(shape[-2])
-        return scale * jr.normal(named_key(key, name), shape, dtype)
 
+def _random(key: KeyArray, dtype: DTypeLike, name: str, *shape: int) -> Array:
+    """Matrices of standard deviation 1/√in, of a key that belongs to their name."""
+    return 1 / math.sqrt(shape[-2]) * jr.normal(named_key(key, name), shape, dtype)
+
+
+def _init_stack(
+    key: KeyArray, config: Config, layers: range, name: str, dtype: DTypeLike
+) -> Block:
+    """One stack of layers of one kind."""
+    c, n, d, kind = config, len(layers), config.hidden_size, config.kinds[layers.start]
+    heads, kv, own = c.num_heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.source is None
+    weight = lambda leaf, *shape: _random(key, dtype, f"{name}.{leaf}", *shape)  # noqa: E731
     ones = lambda *shape: jnp.full(shape, 1 - c.norm_offset, dtype)  # noqa: E731
     bias = lambda size: jnp.zeros((n, size), dtype) if c.qkv_bias else None  # noqa: E731
-    experts = (n, c.num_experts) if c.num_experts else (n,)
+    experts, f = (n, c.num_experts) if kind.experts else (n,), kind.intermediate_size
     matrices = {
-        "gate": weight("layers.mlp.gate", *experts, d, f),
-        "up": weight("layers.mlp.up", *experts, d, f),
-        "down": weight("layers.mlp.down", *experts, f, d),
+        "gate": weight("mlp.gate", *experts, d, f),
+        "up": weight("mlp.up", *experts, d, f),
+        "down": weight("mlp.down", *experts, f, d),
     }
-    if c.num_experts:
-        mlp = MoE(router=weight("layers.mlp.router", n, d, c.num_experts), **matrices)
+    if kind.experts:
+        mlp = MoE(router=weight("mlp.router", n, d, c.num_experts), **matrices)
     else:
         mlp = MLP(**matrices)
-    return Decoder(
-        embed=weight("embed", c.vocab_size, d),
-        layers=Block(
-            attention_norm=ones(n, d),
-            attention=Attention(
-                q=weight("layers.attention.q", n, d, heads),
-                k=weight("layers.attention.k", n, d, kv),
-                v=weight("layers.attention.v", n, d, kv),
-                o=weight("layers.attention.o", n, heads, d),
-                q_bias=bias(heads),
-                k_bias=bias(kv),
-                v_bias=bias(kv),
-                q_norm=ones(n, c.head_dim) if c.qk_norm else None,
-                k_norm=ones(n, c.head_dim) if c.qk_norm else None,
-            ),
-            mlp_norm=ones(n, d),
-            mlp=mlp,
-            attention_post_norm=ones(n, d) if c.post_norms else None,
-            mlp_post_norm=ones(n, d) if c.post_norms else None,
+    given = None
+    if c.layer_input_size:
+        given = LayerInput(
+            gate=weight("input.gate", n, d, c.layer_input_size),
+            out=weight("input.out", n, c.layer_input_size, d),
+            norm=ones(n, d),
+        )
+    return Block(
+        attention_norm=ones(n, d),
+        attention=Attention(
+            q=weight("attention.q", n, d, heads),
+            k=weight("attention.k", n, d, kv) if own else None,
+            v=weight("attention.v", n, d, kv) if own and kind.own_values else None,
+            o=weight("attention.o", n, heads, d),
+            q_bias=bias(heads),
+            k_bias=bias(kv),
+            v_bias=bias(kv),
+            q_norm=ones(n, kind.head_dim) if c.qk_norm else None,
+            k_norm=ones(n, kind.head_dim) if c.qk_norm and own else None,
         ),
-        norm=ones(d),
-        head=None if c.tie_embeddings else weight("head", d, c.vocab_size),
-        config=c,
+        mlp_norm=ones(n, d),
+        mlp=mlp,
+        attention_post_norm=ones(n, d) if c.post_norms else None,
+        mlp_post_norm=ones(n, d) if c.post_norms else None,
+        input=given,
+        scale=jnp.ones((n, 1), dtype) if c.layer_scale else None,
     )

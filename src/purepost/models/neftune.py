@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from ..tree import named_key
 from ..types import KeyArray, Rows
+from ..weights import lookup
 from .decoder import KV, Decoder, Unembed
 
 
@@ -32,18 +33,19 @@ class Neftune(eqx.Module):
         """As the decoder; `key` turns the noise on, and adapter dropout."""
         if key is None:
             return self.decoder(rows)
-        (b, t), embed = rows.tokens.shape, self.decoder.embed
+        embedded = lookup(self.decoder.embed, rows.tokens)
+        b, t, d = embedded.shape
         index = jnp.arange(t, dtype=rows.end.dtype)
         real = (rows.end > index + 1) | ((rows.parent != index) & (rows.end > 0))
-        area = jnp.maximum(real.sum(1), 1).astype(jnp.float32) * embed.shape[1]
+        area = jnp.maximum(real.sum(1), 1).astype(jnp.float32) * d
         root = named_key(key, "embed")
 
         def draw(row: Array) -> Float[Array, "t d"]:
-            return jr.uniform(jr.fold_in(root, row), (t, embed.shape[1]), minval=-1.0, maxval=1.0)
+            return jr.uniform(jr.fold_in(root, row), (t, d), minval=-1.0, maxval=1.0)
 
         noise = jax.vmap(draw)(rows.ids) * (self.alpha / jnp.sqrt(area))[:, None, None]
         # Every token of the rows becomes an entry of its own of the table that is looked up in.
-        table = (embed[rows.tokens] + noise.astype(embed.dtype)).reshape(b * t, -1)
+        table = (embedded + noise.astype(embedded.dtype)).reshape(b * t, -1)
         places = jnp.arange(b * t, dtype=rows.tokens.dtype).reshape(b, t)
         noisy = eqx.tree_at(lambda m: m.embed, self.decoder, table)
         return noisy(eqx.tree_at(lambda r: r.tokens, rows, places), key=key)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from ..models.cache import decode, prefill, unstack
 from ..models.decoder import Decoder
 from ..types import KeyArray, Scalar
-from ..weights import merge
+from ..weights import for_sampling
 from .draw import Sampling, draw
 from .sample import LENGTH, STOP, Completions, Prompts
 
@@ -31,7 +31,7 @@ def generate_mixture(
     Log-probabilities are the mixture's. Keys as in `generate`.
     """
     p, slots = prompts.tokens.shape[0], sampling.max_tokens
-    pair = tuple(merge(x) for x in (model, other))
+    pair = tuple(for_sampling(x) for x in (model, other))
     blocks = tuple(unstack(x) for x in pair)
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(prompts.ids)
 

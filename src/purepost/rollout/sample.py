@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ..models.cache import Cache, decode, grow, prefill, unstack
 from ..models.decoder import Decoder
 from ..types import KeyArray
-from ..weights import merge
+from ..weights import for_sampling
 from .draw import Sampling, draw
 from .stop import StopStrings
 
@@ -146,8 +146,9 @@ def generate(
     """`group` completions of every prompt.
 
     A row's random numbers are those of `fold_in(fold_in(key, prompt id · group + branch), step)`:
-    they do not depend on the other rows. Adapters are merged for the length of the call. Error: a
-    prompt window that with `max_tokens` exceeds the model's positions.
+    they do not depend on the other rows. Adapters are merged for the length of the call, but for
+    those on quantised weights. Error: a prompt window that with `max_tokens` exceeds the model's
+    positions.
     """
     (p, width), slots = prompts.tokens.shape, sampling.max_tokens
     if width + slots > model.config.max_positions:
@@ -155,7 +156,7 @@ def generate(
             f"expected prompt window + max_tokens ≤ {model.config.max_positions} positions, "
             f"got {width} + {slots}; shorten one of them"
         )
-    model = merge(model)
+    model = for_sampling(model)
     blocks, unembed = unstack(model), model.unembed
     ids = prompts.ids[:, None] * group + jnp.arange(group, dtype=jnp.int32)
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(ids.reshape(-1))

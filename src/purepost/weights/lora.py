@@ -1,21 +1,27 @@
 """Low-rank adapters as a transform of a model: y = xW + s·(xA)B, with B = 0 at the start.
 
+DoRA also learns how long each column is: W' = m · (W + s·AB) / ‖W + s·AB‖, the norm taken as a
+constant in the gradient. PiSSA begins with the r largest singular values of W, s·AB, on what is
+left of it, W − s·AB.
+
 Source: Hu et al., LoRA, 2106.09685, eq. 3; s = α/r. rsLoRA, Kalajdzievski, 2312.03732: s = α/√r.
+Liu et al., DoRA, 2402.09353, eq. 5 and §4.3. Meng et al., PiSSA, 2404.02948, eq. 2-4.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from .. import tree
 from ..types import KeyArray
+from .quantized import Quantized, like
 
 Model = TypeVar("Model")
 
@@ -24,22 +30,72 @@ ALL_LINEAR = r"layers\.(attention\.[qkvo]|mlp\.(gate|up|down))$"
 
 
 class LowRank(eqx.Module):
-    """A weight W + s·A@B whose base is any other kind of weight."""
+    """A weight W + s·A@B whose base is any other kind of weight; with a magnitude, each of its
+    columns is as long as that says. An adapter taken off its base has None there.
+    """
 
     base: Any
     a: Float[Array, "*l i r"]
     b: Float[Array, "*l r o"]
     scale: float = eqx.field(static=True)
     dropout: float = eqx.field(static=True, default=0.0)
+    magnitude: Float[Array, "*l o"] | None = None
 
 
-def _is_weight(x: Any) -> bool:
+class Merged(eqx.Module):
+    """An adapted weight that was merged, beside what it was made of."""
+
+    value: Float[Array, "*l i o"]
+    parts: LowRank
+
+
+class Factors(NamedTuple):
+    """How an adapter begins: its base, A and B."""
+
+    base: Float[Array, "*l i o"] | Quantized
+    a: Float[Array, "*l i r"]
+    b: Float[Array, "*l r o"]
+
+
+# (key, the weight, rank, scale) → base, A and B
+Start = Callable[[KeyArray, Float[Array, "*l i o"] | Quantized, int, float], Factors]
+
+
+def is_adapted(x: Any) -> bool:
+    """Whether it is a weight with an adapter."""
     return isinstance(x, LowRank)
+
+
+def is_kind(x: Any) -> bool:
+    """Whether it is a weight that is no raw array: one leaf to whoever walks over weights."""
+    return isinstance(x, LowRank | Merged | Quantized)
 
 
 def lora_scale(rank: int, alpha: float | int, *, rank_stabilized: bool = False) -> float:
     """α/r, or α/√r when rank-stabilized."""
     return alpha / (math.sqrt(rank) if rank_stabilized else rank)
+
+
+def zero(key: KeyArray, w: Float[Array, "*l i o"] | Quantized, rank: int, scale: float) -> Factors:
+    """A uniform in ±1/√in, B zero, float32: the base is the weight itself, and nothing changes."""
+    *stack, i, o = w.shape
+    bound = 1 / math.sqrt(i)
+    a = jr.uniform(key, (*stack, i, rank), jnp.float32, -bound, bound)
+    return Factors(w, a, jnp.zeros((*stack, rank, o), jnp.float32))
+
+
+def pissa(key: KeyArray, w: Float[Array, "*l i o"] | Quantized, rank: int, scale: float) -> Factors:
+    """A and B from the largest singular values, the base what is left: in sum the weight itself.
+
+    A quantised base is quantised again, the same way; adapters first and `quantize` after them is
+    closer to the weight.
+    """
+    dense = values_of(w)
+    u, s, v = jnp.linalg.svd(dense, full_matrices=False)
+    root = jnp.sqrt(s[..., :rank] / scale)
+    a, b = u[..., :rank] * root[..., None, :], v[..., :rank, :] * root[..., None]
+    left = dense - scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return Factors(like(w, left) if isinstance(w, Quantized) else left.astype(w.dtype), a, b)
 
 
 def _override(pattern: Mapping[str, Any] | None, name: str, default: Any) -> Any:
@@ -59,15 +115,17 @@ def add_lora(
     ranks: Mapping[str, int] | None = None,
     alphas: Mapping[str, float | int] | None = None,
     dropout: float = 0.0,
+    start: Start = zero,
+    dora: bool = False,
 ) -> Model:
     """The model with adapters on every weight whose path the regular expression `where` finds a
-    match in.
+    match in; on a quantised one, `add_lora(quantize(model))`, that is QLoRA.
 
-    `ranks` and `alphas` override rank and alpha by path pattern. A starts uniform in ±1/√in
-    (float32), B at 0. Errors, before anything is computed: a pattern that matches nothing or
+    `ranks` and `alphas` override rank and alpha by path pattern; `start` is `zero` or `pissa`. The
+    adapters are float32. Errors, before anything is computed: a pattern that matches nothing or
     something that is no matrix, a rank larger than the matrix, an adapter on an adapter.
     """
-    found = set(tree.matching(model, where, _is_weight))
+    found = set(tree.matching(model, where, is_kind))
     for pattern in (*(ranks or {}), *(alphas or {})):
         if not any(re.search(pattern, name) for name in found):
             raise ValueError(
@@ -75,60 +133,44 @@ def add_lora(
             )
     if not 0 <= dropout < 1:
         raise ValueError(f"expected 0 ≤ dropout < 1, got {dropout}")
+    wanted: dict[str, int] = {}
+    for name, w in tree.named_leaves(model, is_kind):
+        if name in found:
+            check_matrix(name, w, where)
+            wanted[name] = _checked_rank(name, w.shape, _override(ranks, name, rank))
 
     def wrap(name: str, w: Any) -> Any:
-        if name not in found:
+        if name not in wanted:
             return w
-        if isinstance(w, LowRank):
-            raise ValueError(f"{name} has an adapter already; merge it, or take another pattern")
-        # [in, out], or [l, in, out] in a stack of layers: a norm's scale is a vector and is never
-        # stacked into a matrix here.
-        if not eqx.is_inexact_array(w) or w.ndim < 2 or name.endswith(("norm", "bias")):
-            raise ValueError(f"expected matrices, but {where!r} matches {name}, which is none")
-        *stack, i, o = w.shape
-        r = _override(ranks, name, rank)
-        if not 1 <= r <= min(i, o):
-            raise ValueError(f"expected 1 ≤ rank ≤ {min(i, o)} for {name} [{i}, {o}], got {r}")
-        bound = 1 / math.sqrt(i)
-        a = jr.uniform(tree.named_key(key, name), (*stack, i, r), jnp.float32, -bound, bound)
+        r = wanted[name]
         scale = lora_scale(r, _override(alphas, name, alpha), rank_stabilized=rank_stabilized)
-        return LowRank(w, a, jnp.zeros((*stack, r, o), jnp.float32), scale, dropout)
+        base, a, b = start(tree.named_key(key, name), w, r, scale)
+        # As long as they are already: what starts changes nothing.
+        magnitude = jnp.linalg.norm(values_of(w), axis=-2) if dora else None
+        return LowRank(base, a, b, scale, dropout, magnitude)
 
-    return tree.map_named(wrap, model, _is_weight)
-
-
-def has_adapters(model: PyTree) -> bool:
-    """Whether any weight of the model has an adapter."""
-    return any(map(_is_weight, jax.tree.leaves(model, is_leaf=_is_weight)))
+    return tree.map_named(wrap, model, is_kind)
 
 
-def adapters(model: PyTree) -> PyTree:
-    """The filter that trains adapters only: True at every A and B, False elsewhere."""
-
-    def mark(w: Any) -> Any:
-        off = jax.tree.map(lambda _: False, w)
-        return eqx.tree_at(lambda w: (w.a, w.b), off, (True, True)) if _is_weight(w) else off
-
-    return jax.tree.map(mark, model, is_leaf=_is_weight)
+def values_of(w: Float[Array, "*l i o"] | Quantized) -> Float[Array, "*l i o"]:
+    """The numbers of a weight without an adapter, float32."""
+    return w.dense(jnp.float32) if isinstance(w, Quantized) else w.astype(jnp.float32)
 
 
-def initial_adapters(model: PyTree) -> bool:
-    """Whether every adapter still gives 0, B being 0. (On the host: it looks at the values.)"""
-    leaves = jax.tree.leaves(model, is_leaf=_is_weight)
-    return all(not jnp.any(w.b != 0) for w in leaves if isinstance(w, LowRank))
+def check_matrix(name: str, w: Any, where: str) -> None:
+    """Raise unless a leaf is a matrix, or a stack of them, without an adapter.
 
-
-def default_trainable(model: PyTree) -> PyTree:
-    """The adapters where there are some, else every float array."""
-    return adapters(model) if has_adapters(model) else jax.tree.map(eqx.is_inexact_array, model)
-
-
-def _replace(model: Model, f: Callable[[LowRank], Any]) -> Model:
-    return jax.tree.map(lambda w: f(w) if _is_weight(w) else w, model, is_leaf=_is_weight)
-
-
-def without_lora(model: Model) -> Model:
-    """The base model: the same arrays, no adapters. It is the reference of a run whose adapters
-    start at B = 0.
+    In a stack of layers a norm's scale has two axes as well: its name tells.
     """
-    return _replace(model, lambda w: w.base)
+    if isinstance(w, LowRank | Merged):
+        raise ValueError(f"{name} has an adapter already; merge it, or take another pattern")
+    raw = eqx.is_inexact_array(w) and w.ndim >= 2 and not name.endswith(("norm", "bias"))
+    if not (raw or isinstance(w, Quantized)):
+        raise ValueError(f"expected matrices, but {where!r} matches {name}, which is none")
+
+
+def _checked_rank(name: str, shape: tuple[int, ...], rank: int) -> int:
+    *_, i, o = shape
+    if not 1 <= rank <= min(i, o):
+        raise ValueError(f"expected 1 ≤ rank ≤ {min(i, o)} for {name} [{i}, {o}], got {rank}")
+    return rank
