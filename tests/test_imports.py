@@ -14,6 +14,7 @@ SRC = ROOT / "src" / "purepost"
 BOTTOM = {"types", "mean", "tree"}
 # These serve the runs; they import no algorithm.
 UPPER = set("sharding distributed checkpoint track evaluate guards data text rewards".split())
+UPPER |= {"tools", "environments"}
 # Part → the other parts it may import. One that is not named may import all but algorithms. Nobody
 # imports the package's root: its names are for users, and live in the parts.
 MAY_IMPORT = {
@@ -23,6 +24,7 @@ MAY_IMPORT = {
     "losses": BOTTOM,
     "advantages": BOTTOM,
     "filters": BOTTOM | {"advantages"},
+    "turns": BOTTOM | {"advantages"},
     "policy_batch": BOTTOM | {"advantages", "filters", "models", "rollout"},
     "weights": BOTTOM,
     "models": BOTTOM | {"weights"},
@@ -37,7 +39,7 @@ MAKES_AXES = {"P", "PartitionSpec", "NamedSharding", "Mesh", "make_mesh", "Abstr
 WEIGHT_TYPES = {"LowRank", "Quantized"}
 FILE_MODULES = {"pathlib", "shutil", "tempfile"}
 FILE_CALLS = {"open", "makedirs", "mkdir", "read_text", "read_bytes", "write_text", "write_bytes"}
-TOUCHES_FILES = {"data", "text", "rewards", "checkpoint", "track", "models.hub"}
+TOUCHES_FILES = {"data", "text", "rewards", "checkpoint", "track", "models.hub", "tools"}
 
 
 def modules() -> Iterator[tuple[str, str, ast.Module]]:

@@ -1,8 +1,9 @@
 """Advantages of episodes from how they ended, and of tokens from what followed them.
 
-An `Advantage` gives a number for each of n episodes. Unscored episodes (reward NaN) leave the
-statistics and get 0. Where it compares a group, and fewer than two members are scored or all
-scored rewards are equal, it is exactly 0, whatever rounding would leave.
+An `Advantage` gives a number for each of n episodes, or for each of their tokens (turns.py).
+Unscored episodes (reward NaN) leave the statistics and get 0. Where it compares a group, and fewer
+than two members are scored or all scored rewards are equal, it is exactly 0, whatever rounding
+would leave.
 
 A `Refine` turns the numbers of episodes, spread over their tokens, into numbers of tokens.
 """
@@ -29,6 +30,9 @@ class Outcomes(eqx.Module):
     groups: int = eqx.field(static=True)
     components: Float[Array, "n k"] | None = None  # the rewards that `rewards` is the sum of
     baselines: Float[Array, " n"] | None = None  # the reward of a rollout that is not trained on
+    finish: Int[Array, " n"] | None = None  # why each ended
+    mask: Bool[Array, "n t"] | None = None  # the sampled tokens
+    step_rewards: Float[Array, "n t"] | None = None  # where turns earned them
 
     @property
     def scored(self) -> Bool[Array, " n"]:
@@ -36,7 +40,7 @@ class Outcomes(eqx.Module):
         return jnp.isfinite(self.rewards)
 
 
-Advantage = Callable[[Outcomes], Float[Array, " n"]]
+Advantage = Callable[[Outcomes], Float[Array, "n *t"]]
 # (episodes' advantages at their tokens, sampler's logps, reference's logps, spans) → tokens'
 Refine = Callable[
     [Float[Array, "b t"], Float[Array, "b t"], Float[Array, "b t"] | None, Spans],
@@ -229,7 +233,7 @@ def gae(
     values: Float[Array, "b t"],
     spans: Spans,
     *,
-    gamma: Scalar = 1.0,
+    gamma: Scalar | Float[Array, "b t"] = 1.0,
     decay: Scalar | Float[Array, "b t"] = 0.95,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
     """(advantages, returns): δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, R = A + V, where
@@ -239,12 +243,13 @@ def gae(
     over. Source: Schulman et al., GAE, 1506.02438, eq. 16.
     """
     rewards, values = select(spans.mask, rewards), select(spans.mask, values)
-    columns = (rewards, values, spans.mask, spans.episode, jnp.broadcast_to(decay, rewards.shape))
+    rates = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), rewards.shape) for x in (gamma, decay))
+    columns = (rewards, values, spans.mask, spans.episode, *rates)
 
     def back(
         after: tuple[Array, Array, Array], now: tuple[Array, ...]
     ) -> tuple[tuple[Array, Array, Array], Array]:
-        reward, value, trained, episode, rate = now
+        reward, value, trained, episode, gamma, rate = now
         same = after[2] == episode
         next_value, next_advantage = (jnp.where(same, x, 0.0) for x in after[:2])
         advantage = reward + gamma * next_value - value + gamma * rate * next_advantage

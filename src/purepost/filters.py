@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from .advantages import Outcomes, group_statistics
@@ -20,6 +21,20 @@ def finished(outcomes: Outcomes) -> Bool[Array, " n"]:
 def informative(outcomes: Outcomes) -> Bool[Array, " n"]:
     """Those of groups whose rewards differ. Source: Yu et al., DAPO, 2503.14476, §3.2."""
     return group_statistics(outcomes).informative
+
+
+def ended_by(*reasons: int) -> Filter:
+    """Those that ended for one of these reasons: LENGTH, STOP, MAX_TURNS, TIMEOUT, ERROR.
+
+    Error: episodes that say nothing of how they ended.
+    """
+
+    def keep(outcomes: Outcomes) -> Bool[Array, " n"]:
+        if outcomes.finish is None:
+            raise ValueError("expected outcomes with how they ended, got none; give `finish`")
+        return (outcomes.finish[:, None] == jnp.asarray(reasons, jnp.int32)).any(1)
+
+    return keep
 
 
 def at_most(max_tokens: int) -> Filter:

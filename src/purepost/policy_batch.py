@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .advantages import Advantage, Outcomes, Refine, group_statistics
 from .filters import Filter
-from .mean import Metrics, Spans, masked_mean, mean_of
+from .mean import Metrics, Spans, masked_mean, mean_of, select
 from .models.containers import WithReference
 from .models.decoder import Decoder
 from .rollout.collect import Episodes, episode_metrics, to_rows
@@ -40,6 +40,9 @@ def outcomes_of(episodes: Episodes) -> Outcomes:
         groups=episodes.prompts.tokens.shape[0],
         components=episodes.components,
         baselines=episodes.baselines,
+        finish=episodes.finish,
+        mask=episodes.mask,
+        step_rewards=episodes.step_rewards,
     )
 
 
@@ -72,7 +75,11 @@ def annotate(
     def logps(model: Decoder) -> Float[Array, "b t"]:
         return score(model, rows, temperature=temperature).logps
 
-    advantages = spans.spread(places.per_episode(advantage(outcomes)))
+    found = advantage(outcomes)
+    if found.ndim == 2:
+        advantages = select(spans.mask, places.per_token(found))
+    else:
+        advantages = spans.spread(places.per_episode(found))
     sampler_logps = places.per_token(episodes.logps)
     wanted = reference or refine is not None
     ref_logps = logps(models.reference) if wanted and models.reference else None

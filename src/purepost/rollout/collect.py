@@ -41,6 +41,11 @@ class Episodes(eqx.Module):
     temperature: Float[Array, " n"]
     components: Float[Array, "n k"] | None = None  # the rewards that `rewards` is the sum of
     baselines: Float[Array, " n"] | None = None  # the reward of a rollout that is not trained on
+    # Of several turns: rewards at the last token of the turn that earned them, 0 elsewhere.
+    step_rewards: Float[Array, "n t"] | None = None
+    # Tokens before which the text begins anew behind the prompt, because a chat template rewrites
+    # what came before; rewritten text is never sampled text.
+    restarts: Bool[Array, "n t"] | None = None
 
 
 # (tasks, completions) → rewards, one or several, NaN where a completion cannot be scored
@@ -131,6 +136,7 @@ def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Pl
         places.per_episode(episodes.tokens),
         places.per_episode(episodes.lengths),
         places.per_episode(episodes.mask),
+        restarts=None if episodes.restarts is None else places.per_episode(episodes.restarts),
     )
     return rows, places
 
