@@ -35,6 +35,7 @@ from .quantize import quantize as quantize
 from .quantized import Kind as Kind
 from .quantized import Quantized as Quantized
 from .quantized import fp8 as fp8
+from .quantized import from_blocks as from_blocks
 from .quantized import int4 as int4
 from .quantized import int8 as int8
 from .quantized import nf4 as nf4

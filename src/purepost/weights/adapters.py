@@ -145,7 +145,8 @@ def add_adapters(one: Adapter, two: Adapter) -> Adapter:
 
     A PiSSA adapter against the weights that it began with: trained − initial.
     """
-    _check_plain(one | two)
+    _check_plain(one)
+    _check_plain(two)
 
     def both(name: str) -> LowRank:
         if name not in one or name not in two:

@@ -153,7 +153,22 @@ def by_levels(
     blocks, scales = _scaled(w, block)
     between = np.asarray(levels[1:], np.float32) + np.asarray(levels[:-1], np.float32)
     codes = (blocks[..., None] > between / 2).sum(-1, dtype=jnp.uint8)
-    return Quantized(pack(codes), _in_8_bits(scales) if double else scales, levels, w.dtype)
+    first, second = jnp.split(codes, 2, -2)
+    packed = rearrange(first | second << 4, "... n b o -> ... (n b) o")
+    return Quantized(packed, _in_8_bits(scales) if double else scales, levels, w.dtype)
+
+
+def from_blocks(
+    codes: Int8[Array, "*l i o"] | UInt8[Array, "*l i o"],
+    scales: Float[Array, "*l n o"],
+    dtype: DTypeLike,
+) -> Quantized:
+    """A weight that was quantised elsewhere: code · scale, with codes of 8 bits, or of 4, two to a
+    byte as here, that stand for −8 … 7.
+    """
+    if codes.dtype == jnp.int8:
+        return Quantized(codes, scales, None, jnp.dtype(dtype))
+    return Quantized(codes, 8 * scales, tuple(k / 8 for k in range(-8, 8)), jnp.dtype(dtype))
 
 
 def like(q: Quantized, w: Float[Array, "*l i o"]) -> Quantized:
@@ -163,12 +178,6 @@ def like(q: Quantized, w: Float[Array, "*l i o"]) -> Quantized:
     if q.levels is not None:
         return by_levels(w, q.levels, block, double=double)
     return (int8 if jnp.issubdtype(q.codes.dtype, jnp.integer) else fp8)(w, block)
-
-
-def pack(codes: UInt8[Array, "*l n b o"]) -> UInt8[Array, "*l i o"]:
-    """Codes of 4 bits, two to a byte."""
-    first, second = jnp.split(codes, 2, -2)
-    return rearrange(first | second << 4, "... n b o -> ... (n b) o")
 
 
 def _scaled(
