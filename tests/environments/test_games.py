@@ -96,6 +96,7 @@ def test_the_known_optimum_of_the_slippery_lake() -> None:
     14/17; its policy does so here. On firm ice the shortest way has six moves.
     """
     text, values = "".join(FOUR), np.zeros(16)
+    q = np.zeros((16, 4))
     for _ in range(2000):
         q = np.array(
             [
@@ -141,7 +142,7 @@ def test_bisection_finds_every_number_in_the_turns_it_needs() -> None:
     for hidden in range(16):
         state, seen = env.reset(jr.key(0), {"number": jnp.int32(hidden)})
         assert int(seen.length) == 0
-        low, high, turns, done = 0, 15, 0, False
+        low, high, middle, turns, done = 0, 15, 0, 0, False
         while not done:
             middle = (low + high) // 2
             state, seen, reward, done = step(jr.key(0), state, say(5 + middle))

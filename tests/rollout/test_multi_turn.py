@@ -194,8 +194,9 @@ def test_impossible_budgets_are_errors(model: Decoder) -> None:
     with pytest.raises(ValueError, match="≤ 64 positions, got 6 . 59"):
         collector(max_tokens=59)(jr.key(0), model, TASKS)
     for name in ("group", "max_turns", "max_tokens"):
+        wrong: dict[str, Any] = {name: 0}
         with pytest.raises(ValueError, match=f"expected {name} ≥ 1, got 0"):
-            collector(**{name: 0})
+            collector(**wrong)
 
 
 def test_a_turn_ends_with_a_stop_string(model: Decoder) -> None:

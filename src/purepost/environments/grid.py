@@ -70,7 +70,7 @@ def grid(
         return Tokens(cell[None] + cell_id, jnp.ones((), jnp.int32))
 
     def reset(key: KeyArray, task: dict[str, Array]) -> tuple[Walk, Tokens]:
-        start = task.get("start", jnp.int32(text.index("S")))
+        start = task["start"] if "start" in task else jnp.int32(text.index("S"))
         return Walk(start), seen(start)
 
     def step(

@@ -37,9 +37,8 @@ def guess(
 
     def reset(key: KeyArray, task: dict[str, Array]) -> tuple[Guessing, Tokens]:
         drawn = jr.randint(key, (), 0, numbers, jnp.int32)
-        return Guessing(task.get("number", drawn)), Tokens(
-            jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32)
-        )
+        number = task["number"] if "number" in task else drawn
+        return Guessing(number), Tokens(jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32))
 
     def step(
         key: KeyArray, state: Guessing, action: Tokens

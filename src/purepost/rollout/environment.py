@@ -31,6 +31,7 @@ REASONS = {
 }
 
 State = TypeVar("State")
+State_out = TypeVar("State_out", covariant=True)
 
 
 class Tokens(eqx.Module):
@@ -43,10 +44,10 @@ class Tokens(eqx.Module):
 
 
 @runtime_checkable
-class ResetFn(Protocol[State]):
+class ResetFn(Protocol[State_out]):
     """(key, task) → (state, observation)."""
 
-    def __call__(self, key: KeyArray, task: Any) -> tuple[State, Tokens]:
+    def __call__(self, key: KeyArray, task: Any) -> tuple[State_out, Tokens]:
         """Begin an episode of a task: one entry of each of `Tasks.columns`."""
         ...
 
