@@ -99,5 +99,6 @@ def best_and_worst(episodes: Episodes) -> tuple[Pairs, Int[Array, "p 2"]]:
         episodes.lengths[picked],
         episodes.mask[picked],
         ids=episodes.prompts.ids,
+        restarts=None if episodes.restarts is None else episodes.restarts[picked],
     )
     return Pairs(rows, jnp.zeros(p), high.max(1) > low.min(1)), picked
