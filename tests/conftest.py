@@ -47,6 +47,15 @@ def fresh_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """For tests whose programs are tiny: almost all of the time goes into compiling them well."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture
 def key() -> PRNGKeyArray:
     """A fixed key."""

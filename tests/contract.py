@@ -3,7 +3,7 @@ known.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,10 +16,12 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from purepost import Algorithm, algorithms
+from purepost.algorithms.self_distillation import Views
+from purepost.combine import Part, combine, over
 from purepost.filters import at_most
 from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference
 from purepost.mean import LEVELS, Metrics, masked_mean
-from purepost.models.containers import with_reference
+from purepost.models.containers import Distill, with_reference
 from purepost.models.critic import ActorCritic, actor_critic
 from purepost.models.decoder import Config, Decoder, init_decoder
 from purepost.models.heads import reward_model, value_model
@@ -31,6 +33,7 @@ from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
 from tests import distillations, preferences
+from tests.probe import Probe
 
 GOAL, END, UNSCORED, TOKENS, GROUP = 6, 1, 2, 4, 4
 
@@ -52,24 +55,6 @@ def tiny(*, lora: bool, seed: int = 0) -> Decoder:
     model = init_decoder(jr.key(seed), CONFIG)
     model = eqx.tree_at(lambda m: m.head, model, replace_fn=lambda head: 2 * head)
     return add_lora(model, **LORA, key=jr.key(seed + 1)) if lora else model
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A factory, set up for a task whose optimum is known."""
-
-    factory: str
-    build: Callable[..., Algorithm]  # (optimizer, **options)
-    models: Callable[[Decoder], Any]  # what the algorithm trains, around a decoder
-    data: Callable[[int], Callable[[int], Any]]  # seed → step → data
-    gap: Callable[[Any, Metrics, Any], float]  # (models, last metrics, data) → from the optimum
-    samples: bool = True  # whether the rollout draws anything from its key
-    lora: tuple[bool, ...] = (False, True)  # with adapters, without
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def algorithm(self, optimizer: optax.GradientTransformation, **options: Any) -> Algorithm:
-        """The factory called."""
-        return self.build(optimizer, **(self.options | options))
 
 
 def goal_share(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p g"], Metrics]:
@@ -339,6 +324,53 @@ PROBES |= {
 }
 
 
+def told(seed: int) -> Callable[[int], Views]:
+    """The two forked sequences, read alike by student and teacher."""
+    of = forked(seed)
+    return lambda step: Views(of(step))
+
+
+def student_gap(models: Distill[Decoder], metrics: Metrics, data: Views) -> float:
+    """The student's loss, in nats per token, above its least value."""
+    return nll_gap(models.student, metrics, data.rows)
+
+
+def rewarded_and_taught(optimizer: optax.GradientTransformation, **options: Any) -> Algorithm:
+    """GRPO of a student, with a little of its distillation."""
+    rl = algorithms.grpo(optimizer, COLLECT, **options)
+    far = algorithms.logit_distillation(optimizer, alpha=1.0)
+    return combine(Part("rl", over(distillations.learner, rl)), Part("far", far, weight=0.05))
+
+
+def tasks_and_rows(seed: int) -> Callable[[int], Any]:
+    """Four prompts, and eight rows."""
+    two = tasks(seed), distillations.rows(seed)
+    return lambda step: tuple(of(step) for of in two)
+
+
+PROBES |= distillations.PROBES | {
+    "self_distillation": Probe(
+        "self_distillation",
+        algorithms.self_distillation,
+        lambda model: Distill(model, model),
+        told,
+        student_gap,
+        samples=False,
+        lora=(True,),
+        options={"decay": 0.5},
+        still=lambda frozen: frozen.student,
+    ),
+    "combine: grpo and logit_distillation": Probe(
+        "grpo",
+        rewarded_and_taught,
+        distillations.with_teacher,
+        tasks_and_rows,
+        lambda models, metrics, data: 1.0 - float(metrics["rl/reward"].value),
+        lora=(False,),
+    ),
+}
+
+
 class Recorded(NamedTuple):
     """An optimizer's state, and the last gradient it was given."""
 
@@ -375,6 +407,8 @@ def padding(rows: Rows) -> np.ndarray:
 
 def poison(batch: PyTree) -> PyTree:
     """The batch with other tokens in its padding, and NaN at masked tokens in every float field."""
+    if isinstance(batch, tuple):
+        return tuple(map(poison, batch))
     (rows,) = all_rows(batch)
     hidden = jnp.asarray(padding(rows))
 

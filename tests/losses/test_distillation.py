@@ -1,4 +1,4 @@
-"""Divergences: worked values, float64 twins, ends and limits."""
+"""Divergences and distances: worked values, float64 twins, ends and limits."""
 
 from collections.abc import Callable
 
@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from purepost.losses.distillation import (
     Divergence,
     among_top,
+    cosine_distance,
     forward_kl,
     jensen_shannon,
+    of_probabilities,
+    pool_features,
     reverse_kl,
+    squared_error,
 )
 
 TEACHER, STUDENT = np.log([0.8, 0.2]), np.log([0.5, 0.5])
@@ -99,3 +103,39 @@ def test_among_the_teachers_likeliest() -> None:
     np.testing.assert_allclose(whole, forward_kl(teacher, student), rtol=1e-5)
     with pytest.raises(ValueError, match="k ≥ 1"):
         among_top(0, forward_kl)
+
+
+def test_distances_of_features() -> None:
+    """(3, 4) and (4, 3): cos 24/25, squares 1 and 1. Nothing has no direction."""
+    a, b = numbers(np.array([3.0, 4.0])), numbers(np.array([4.0, 3.0]))
+    np.testing.assert_allclose(cosine_distance(a, b), 0.04, atol=1e-6)
+    np.testing.assert_allclose(cosine_distance(a, -7 * a), 2, atol=1e-6)
+    np.testing.assert_allclose(squared_error(a, b), 1)
+    gradient = jax.grad(lambda x: cosine_distance(a, x))(jnp.zeros(2))
+    assert float(cosine_distance(a, jnp.zeros(2))) == 1 and np.isfinite(gradient).all()
+
+
+def test_distributions_as_vectors() -> None:
+    """(.8, .2) and (.5, .5): cos 1/√1.36, squares .09 each."""
+    t, s = numbers(TEACHER), numbers(STUDENT)
+    np.testing.assert_allclose(of_probabilities(cosine_distance)(t, s), 1 - 1.36**-0.5, rtol=1e-5)
+    np.testing.assert_allclose(of_probabilities(squared_error)(t, s), 0.09, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (3, [1.5, 3.5, 5.5]),  # as Tunix's avg_pool_array_to_target_shape
+        (1, [3.5]),
+        (4, [1.5, 2.5, 4.5, 5.5]),  # which takes windows of three there: 2, 3, 4, 5
+        (6, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_features_are_pooled_in_even_windows(size: int, expected: list[float]) -> None:
+    features = jnp.arange(1.0, 7.0)[None]
+    np.testing.assert_allclose(pool_features(features, size)[0], expected, rtol=1e-6)
+
+
+def test_no_more_features_can_be_pooled_than_there_are() -> None:
+    with pytest.raises(ValueError, match="pool 6 features to at most as many, got 7"):
+        pool_features(jnp.ones(6), 7)

@@ -7,6 +7,7 @@ if __name__ != "purepost.algorithms":
         "write `import purepost.algorithms`"
     )
 
+from .attention_transfer import attention_transfer as attention_transfer
 from .cispo import cispo as cispo
 from .cpo import cpo as cpo
 from .dapo import dapo as dapo
@@ -14,6 +15,8 @@ from .dft import dft as dft
 from .dpo import dpo as dpo
 from .dppo import dppo as dppo
 from .dr_grpo import dr_grpo as dr_grpo
+from .feature_pooling import feature_pooling as feature_pooling
+from .feature_projection import feature_projection as feature_projection
 from .gdpo import gdpo as gdpo
 from .gkd import gkd as gkd
 from .gmpo import gmpo as gmpo
@@ -38,6 +41,7 @@ from .remax import remax as remax
 from .reward_model import reward_model as reward_model
 from .rloo import rloo as rloo
 from .sapo import sapo as sapo
+from .self_distillation import self_distillation as self_distillation
 from .sequence_distillation import sequence_distillation as sequence_distillation
 from .sft import sft as sft
 from .simpo import simpo as simpo

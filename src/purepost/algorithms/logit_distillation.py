@@ -64,7 +64,8 @@ def logit_distillation(
             "divergence": far.times(scaled),
             "nll": nll.times(1 - alpha),
         }
-        return terms, {"divergence": far, "nll": nll}
+        teacher_nll = aggregate(-found.teacher_logps, spans)
+        return terms, {"divergence": far, "nll": nll, "teacher_nll": teacher_nll}
 
     return Algorithm(
         make_init(optimizer, trainable=trainable),

@@ -96,8 +96,10 @@ def cosine_distance(
 ) -> Float[Array, "*s"]:
     """1 − cos of the angle between two vectors, from 0 to 2; 1 where one of them is 0."""
     t, s = (x.astype(jnp.float32) for x in (teacher, student))
-    norms = (t * t).sum(-1) * (s * s).sum(-1)
-    return 1 - (t * s).sum(-1) * jax.lax.rsqrt(jnp.maximum(norms, 1e-30))
+    t_square, s_square = ((x * x).sum(-1) for x in (t, s))
+    scale = jax.lax.rsqrt(jnp.where(t_square > 0, t_square, 1.0))
+    scale *= jax.lax.rsqrt(jnp.where(s_square > 0, s_square, 1.0))
+    return 1 - (t * s).sum(-1) * scale
 
 
 def squared_error(

@@ -4,7 +4,7 @@ of. Only what is asked for is kept.
 Layers are counted from 0; −1 is the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..types import KeyArray, Rows
 from .config import Config
-from .decoder import Decoder, _settings, finish, norm, project
+from .decoder import Decoder, Setting, Unembed, _settings, finish, norm, project
 from .layers import attention, soft_cap
 
-Pairs = Sequence[tuple[int, int]]  # (the student's layer, the teacher's)
+LayerPairs = Sequence[tuple[int, int]]  # (the student's layer, the teacher's)
 
 
 class Heads(eqx.Module):
@@ -69,12 +69,20 @@ def _seen(rows: Rows, index: Int[Array, "b q"], window: int | None) -> Bool[Arra
 
 class Trace(eqx.Module):
     """A decoder's hidden states after its last norm, and of the layers asked for, in that order,
-    the stream after each and its heads.
+    the stream after each and its heads. It stands for the decoder where the same rows are scored:
+    `score(trace, rows)`.
     """
 
     hidden: Float[Array, "b t d"]
     states: tuple[Float[Array, "b t d"], ...]
     heads: tuple[Heads, ...]
+    unembed: Unembed
+
+    def __call__(
+        self, rows: Rows, *, key: KeyArray | None = None
+    ) -> tuple[Float[Array, "b t d"], None]:
+        """The hidden states that are at hand."""
+        return self.hidden, None
 
 
 def layers_of(config: Config, layers: Sequence[int]) -> tuple[int, ...]:
@@ -95,23 +103,18 @@ def trace(
     key: KeyArray | None = None,
 ) -> Trace:
     """The model on the rows, with the stream after the layers `states` and the heads of the layers
-    `heads`. `key` turns adapter dropout on. Error: a layer that there is not.
+    `heads`. `key` turns adapter dropout on. Errors: a layer that there is not; a model whose layers
+    are several stacks.
     """
-    config = model.config
+    config, blocks = model.config, model.layers
+    if isinstance(blocks, dict):
+        raise ValueError(
+            f"expected a model whose layers are all of one kind, got a {config.family} of "
+            f"{len(blocks)} stacks"
+        )
     states, heads = layers_of(config, states), layers_of(config, heads)
-    scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     settings, setting_of = _settings(config, rows.positions)
-    row_keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-
-    @partial(jax.checkpoint, policy=saved, prevent_cse=False)
-    def layer(x: Float[Array, "b t d"], inputs: Any) -> Any:
-        block, index, setting = inputs
-        keys = None if row_keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(row_keys)
-        window, angles = setting_of(setting)
-        q, k, v = project(block, config, x, angles, keys)
-        mixed = attention(q, k, v, rows, window, scale=scale, softcap=config.attention_softcap)
-        return finish(block, config, x, mixed, keys)[0], (q * jnp.asarray(scale, q.dtype), k, v)
+    layer = _layer(config, rows, setting_of, key)
 
     def step(carry: Any, inputs: Any) -> tuple[Any, None]:
         (x, streams, parts), (of_layer, (state_slot, heads_slot)) = carry, inputs
@@ -129,7 +132,7 @@ def trace(
     (x, streams, parts), _ = jax.lax.scan(
         step,
         (x, room(states, config.hidden_size), parts),
-        ((model.layers, indices, settings), slots),
+        ((blocks, indices, settings, model.given(rows.tokens, x)), slots),
     )
     state_place, heads_place = (sorted(set(layers)).index for layers in (states, heads))
 
@@ -137,8 +140,33 @@ def trace(
         q, k, v = (y[heads_place(i)] for y in parts)
         return Heads(q, k, v, config.layer_windows[i], config.attention_softcap)
 
-    hidden = norm(config, x, model.norm)
-    return Trace(hidden, tuple(streams[state_place(i)] for i in states), tuple(map(found, heads)))
+    return Trace(
+        norm(config, x, model.norm),
+        tuple(streams[state_place(i)] for i in states),
+        tuple(map(found, heads)),
+        model.unembed,
+    )
+
+
+def _layer(
+    config: Config, rows: Rows, setting_of: Callable[[Any], Setting], key: KeyArray | None
+) -> Callable[[Float[Array, "b t d"], Any], tuple[Float[Array, "b t d"], Any]]:
+    """One layer as the decoder has it, which also gives its queries, scaled, keys and values."""
+    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+    row_keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
+
+    @partial(jax.checkpoint, policy=saved, prevent_cse=False)
+    def layer(x: Float[Array, "b t d"], inputs: Any) -> tuple[Float[Array, "b t d"], Any]:
+        block, index, setting, told = inputs
+        keys = None if row_keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(row_keys)
+        window, angles = setting_of(setting)
+        q, k, v = project(block, config, x, angles, keys)
+        mixed = attention(q, k, v, rows, window, scale=scale, softcap=config.attention_softcap)
+        x, _ = finish(block, config, x, mixed, keys, told)
+        return x, (q * jnp.asarray(scale, q.dtype), k, v)
+
+    return layer
 
 
 def _slots(layers: Sequence[int], count: int) -> Int[Array, " l"]:
@@ -156,7 +184,7 @@ def _put(
     return kept.at[slot].set(new, mode="drop") if kept.shape[0] else kept
 
 
-def spread(student: Config, teacher: Config) -> Pairs:
+def spread(student: Config, teacher: Config) -> LayerPairs:
     """Every layer of the student, each with the teacher's layer as far up, the last with the last.
 
     Source: Jiao et al., TinyBERT, 1909.10351, §3.1 (uniform).
@@ -165,7 +193,7 @@ def spread(student: Config, teacher: Config) -> Pairs:
     return [(i, -(-(i + 1) * n // m) - 1) for i in range(m)]
 
 
-def expect_pairs(layers: Pairs | None) -> None:
+def expect_pairs(layers: LayerPairs | None) -> None:
     """Raise ValueError for an empty list of pairs."""
     if layers is not None and not layers:
         raise ValueError("expected at least one pair of layers, (the student's, the teacher's)")
@@ -177,5 +205,5 @@ def expect_one_vocabulary(student: Decoder, teacher: Decoder) -> None:
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"expected a teacher of the student's {sizes[0]} tokens, got {sizes[1]}; restrict the "
-            "larger vocabulary first"
+            "larger vocabulary first: models.vocabulary.restrict"
         )

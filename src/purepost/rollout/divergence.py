@@ -21,6 +21,7 @@ class Comparison(eqx.Module):
 
     divergences: Float[Array, "b t"]
     logps: Float[Array, "b t"]  # the student's, at temperature 1
+    teacher_logps: Float[Array, "b t"]  # the teacher's
 
 
 def compare(
@@ -48,20 +49,23 @@ def compare(
     unembed, judge = student.unembed, teacher.unembed
 
     @jax.checkpoint
-    def one(x: Any) -> tuple[Array, Array]:
+    def one(x: Any) -> tuple[Array, Array, Array]:
         h, c, target = x
         logits, wanted = unembed(h), jax.lax.stop_gradient(judge(c))
         if logits.shape != wanted.shape:
             raise ValueError(
                 f"expected a teacher of the student's {logits.shape[-1]} tokens, got "
-                f"{wanted.shape[-1]}; restrict the larger vocabulary first"
+                f"{wanted.shape[-1]}; restrict the larger vocabulary first: "
+                "models.vocabulary.restrict"
             )
         far = divergence(
             jax.nn.log_softmax(wanted / temperature), jax.nn.log_softmax(logits / temperature)
         )
-        logps = jax.nn.log_softmax(logits)
-        return far, jnp.take_along_axis(logps, target[..., None], -1)[..., 0]
+        logps, others = (
+            jnp.take_along_axis(jax.nn.log_softmax(x), target[..., None], -1)[..., 0]
+            for x in (logits, wanted)
+        )
+        return far, logps, others
 
     parts = trained.chunks(hidden), trained.chunks(context), trained.chunks(trained.targets)
-    far, logps = jax.lax.map(one, parts)
-    return Comparison(trained.back(far), trained.back(logps))
+    return Comparison(*map(trained.back, jax.lax.map(one, parts)))
