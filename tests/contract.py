@@ -19,10 +19,10 @@ from purepost import Algorithm, algorithms
 from purepost.algorithms.self_distillation import Views
 from purepost.combine import Part, combine, over
 from purepost.filters import at_most
-from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference
+from purepost.losses import clipped, dppo_kl, off_policy_sequences, preference, tis
 from purepost.mean import LEVELS, Metrics, masked_mean
-from purepost.models.containers import Distill, with_reference
-from purepost.models.critic import ActorCritic, actor_critic
+from purepost.models.containers import Distill, WithReference, with_reference
+from purepost.models.critic import ActorCritic, actor_critic, one_trunk
 from purepost.models.decoder import Config, Decoder, init_decoder
 from purepost.models.heads import reward_model, value_model
 from purepost.models.neftune import Neftune
@@ -146,12 +146,17 @@ def _policy(
     return Probe(factory, on_tasks, with_reference, data, gap, lora=lora, options=options)
 
 
-def _with_critic(factory: str, build: Callable[..., Algorithm], **options: Any) -> Probe:
+def _with_critic(
+    factory: str,
+    build: Callable[..., Algorithm],
+    critic: Callable[[WithReference[Decoder]], ActorCritic] = actor_critic,
+    **options: Any,
+) -> Probe:
     def on_tasks(optimizer: optax.GradientTransformation, **more: Any) -> Algorithm:
         return build(optimizer, COLLECT, **more)
 
     def models(model: Decoder) -> ActorCritic:
-        return actor_critic(with_reference(model))
+        return critic(with_reference(model))
 
     return Probe(factory, on_tasks, models, tasks, reward_gap, lora=(False,), options=options)
 
@@ -164,6 +169,9 @@ PER_ROW: dict[str, Any] = {
     "correction": off_policy_sequences(0.1),
     "filters": (at_most(TOKENS),),
 }
+
+DECOUPLED: dict[str, Any] = {"epochs": 2, "correction": tis(), "entropy": 0.001}
+HEAD = partial(one_trunk, detached=True)
 
 PROBES: dict[str, Probe] = {
     "sft": Probe("sft", algorithms.sft, lambda model: model, forked, nll_gap, samples=False),
@@ -189,7 +197,8 @@ PROBES: dict[str, Probe] = {
     "max_rl": _policy("max_rl", algorithms.max_rl, lora=(False,)),
     "pass_at_k": _policy("pass_at_k", algorithms.pass_at_k, lora=(True,), gap=best_gap),
     "ppo": _with_critic("ppo", algorithms.ppo, beta=0.01, target=1.0),
-    "vapo": _with_critic("vapo", algorithms.vapo),
+    "ppo on one trunk, decoupled": _with_critic("ppo", algorithms.ppo, one_trunk, **DECOUPLED),
+    "vapo, its critic a head": _with_critic("vapo", algorithms.vapo, HEAD),
 }
 
 

@@ -1,5 +1,6 @@
 """Advantages: worked values, a float64 twin, unscored rewards, groups in any order."""
 
+import dataclasses
 import functools
 
 import jax
@@ -29,7 +30,7 @@ from purepost.advantages import (
     uncompared,
     whiten,
 )
-from purepost.filters import at_most, finished, informative
+from purepost.filters import at_most, finished, fresh, informative
 from purepost.mean import Spans
 
 NAN = float("nan")
@@ -295,5 +296,8 @@ def test_filters():
     np.testing.assert_array_equal(informative(o), [1, 1, 0, 0])
     o = outcomes([1, 0], lengths=[3, 4])
     np.testing.assert_array_equal(at_most(3)(o), [1, 0])
+    np.testing.assert_array_equal(fresh(0)(o), [1, 1])
+    aged = dataclasses.replace(o, staleness=jnp.asarray([2, 3], jnp.int32))
+    np.testing.assert_array_equal(fresh(2)(aged), [1, 0])
     with pytest.raises(ValueError, match="max_tokens ≥ 1, got 0"):
         at_most(0)

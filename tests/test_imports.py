@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "filters": BOTTOM | {"advantages"},
     "turns": BOTTOM | {"advantages"},
     "policy_batch": BOTTOM | {"advantages", "filters", "models", "rollout"},
+    "adapt": BOTTOM | {"algorithm", "follow"},
     "weights": BOTTOM,
     "models": BOTTOM | {"weights"},
     "models.hub": BOTTOM | {"weights", "models", "text"},

@@ -30,6 +30,7 @@ class Outcomes(eqx.Module):
     groups: int = eqx.field(static=True)
     components: Float[Array, "n k"] | None = None  # the rewards that `rewards` is the sum of
     baselines: Float[Array, " n"] | None = None  # the reward of a rollout that is not trained on
+    staleness: Int[Array, " n"] | None = None  # steps that the policy has trained since; None: 0
     finish: Int[Array, " n"] | None = None  # why each ended
     mask: Bool[Array, "n t"] | None = None  # the sampled tokens
     step_rewards: Float[Array, "n t"] | None = None  # where turns earned them
@@ -86,6 +87,15 @@ def compared(outcomes: Outcomes, *, ddof: int = 1) -> GroupStatistics:
             "raise the collector's `group`"
         )
     return group_statistics(outcomes, ddof=ddof)
+
+
+def check_group(advantage: Advantage, group: int) -> None:
+    """Let an advantage that compares completions raise what it has to of groups of one."""
+    if group == 1:
+        one, first = jnp.zeros(1), jnp.zeros(1, jnp.int32)
+        column = one[:, None]
+        alone = Outcomes(one, first, one, one > 0, 1, column, one, first, first, column > 0, column)
+        jax.eval_shape(advantage, alone)
 
 
 def uncompared(outcomes: Outcomes) -> Float[Array, " n"]:
@@ -151,16 +161,19 @@ def mean_normalized(outcomes: Outcomes) -> Float[Array, " n"]:
     return jnp.where(usable, (s.rewards - s.mean) / jnp.where(usable, s.mean, 1.0), 0.0)
 
 
-def best_of_group(outcomes: Outcomes) -> Float[Array, " n"]:
+def best_of_group(outcomes: Outcomes, *, epsilon: Scalar | None = None) -> Float[Array, " n"]:
     """Highest − second highest reward for the best of the group, 0 for the others (and for all
-    where two are best). Source: Tang et al., Inference time objectives, 2503.19595.
+    where two are best); with `epsilon` over std + ε of the group.
+
+    Source: Tang et al., Inference time objectives, 2503.19595.
     """
     s = compared(outcomes)
     ranked = jnp.where(outcomes.scored, s.rewards, -jnp.inf)
     same = outcomes.group[:, None] == outcomes.group
     others = jnp.where(same & ~jnp.eye(ranked.size, dtype=bool), ranked, -jnp.inf).max(1)
     best = s.informative & (ranked > others)
-    return jnp.where(best, s.rewards - jnp.where(best, others, 0.0), 0.0)
+    ahead = jnp.where(best, s.rewards - jnp.where(best, others, 0.0), 0.0)
+    return ahead if epsilon is None else ahead / (s.deviation + epsilon)
 
 
 def over_baseline(outcomes: Outcomes) -> Float[Array, " n"]:
@@ -182,6 +195,7 @@ def decoupled(
 
     Errors: episodes with one reward only, another number of weights.
     """
+    compared(outcomes)
     if outcomes.components is None:
         raise ValueError("expected several rewards, got one; let the reward return [p, g, k]")
     k = outcomes.components.shape[1]

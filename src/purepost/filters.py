@@ -42,3 +42,19 @@ def at_most(max_tokens: int) -> Filter:
     if max_tokens < 1:
         raise ValueError(f"expected max_tokens ≥ 1, got {max_tokens}")
     return lambda outcomes: outcomes.lengths <= max_tokens
+
+
+def fresh(max_staleness: int) -> Filter:
+    """Those sampled by a policy that has trained for at most `max_staleness` steps since.
+
+    Source: Fu et al., AReaL, 2505.24298, §5.1.
+    """
+    if max_staleness < 0:
+        raise ValueError(f"expected max_staleness ≥ 0 steps, got {max_staleness}")
+
+    def keep(outcomes: Outcomes) -> Bool[Array, " n"]:
+        if outcomes.staleness is None:
+            return jnp.ones(outcomes.rewards.shape, bool)
+        return outcomes.staleness <= max_staleness
+
+    return keep

@@ -1,21 +1,35 @@
 """From episodes to the batch that a policy gradient trains on: all that needs no gradient."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .advantages import Advantage, Outcomes, Refine, group_statistics
+from .advantages import (
+    Advantage,
+    Outcomes,
+    Refine,
+    gae,
+    group_statistics,
+    whiten,
+)
 from .filters import Filter
 from .mean import Metrics, Spans, masked_mean, mean_of, select
 from .models.containers import WithReference
+from .models.critic import ActorCritic
 from .models.decoder import Decoder
 from .rollout.collect import Episodes, episode_metrics, to_rows
 from .rollout.sample import LENGTH
 from .rollout.score import score
-from .types import Rows
+from .types import LanguageModel, Rows, Scalar
+
+# T_i of each token's episode → λ
+Decay = Callable[[Float[Array, "b t"]], Float[Array, "b t"]]
+# (rewards, values, spans, *, gamma, decay) → (advantages, returns): `gae`, `turn_gae`
+Estimate = Callable[..., tuple[Float[Array, "b t"], Float[Array, "b t"]]]
 
 
 class PolicyBatch(eqx.Module):
@@ -29,6 +43,24 @@ class PolicyBatch(eqx.Module):
     ref_logps: Float[Array, "b t"] | None
     temperature: Float[Array, " b"]
 
+    @property
+    def spans(self) -> Spans:
+        """Which tokens belong to which episode, and what each episode counts."""
+        return Spans(self.rows.mask, self.rows.episode, self.weights)
+
+    def held(self, logps: Float[Array, "b t"]) -> Float[Array, "b t"]:
+        """log π_old: that of the rollout, or the policy's own, held constant."""
+        return jax.lax.stop_gradient(logps) if self.old_logps is None else self.old_logps
+
+
+class ActorCriticBatch(eqx.Module):
+    """Episodes in rows, and what the critic said of them."""
+
+    policy: PolicyBatch
+    values: Float[Array, "b t"]
+    returns: Float[Array, "b t"]
+    rewards: Float[Array, "b t"]  # the episode's, at each of its trained tokens
+
 
 def outcomes_of(episodes: Episodes) -> Outcomes:
     """How the episodes ended."""
@@ -40,6 +72,7 @@ def outcomes_of(episodes: Episodes) -> Outcomes:
         groups=episodes.prompts.tokens.shape[0],
         components=episodes.components,
         baselines=episodes.baselines,
+        staleness=episodes.staleness,
         finish=episodes.finish,
         mask=episodes.mask,
         step_rewards=episodes.step_rewards,
@@ -72,7 +105,7 @@ def annotate(
     spans = Spans(rows.mask, rows.episode, weights)
     temperature = places.per_episode(episodes.temperature)[:, 0]
 
-    def logps(model: Decoder) -> Float[Array, "b t"]:
+    def logps(model: LanguageModel) -> Float[Array, "b t"]:
         return score(model, rows, temperature=temperature).logps
 
     found = advantage(outcomes)
@@ -106,3 +139,30 @@ def annotate(
         dropped = 1.0 - kept.astype(jnp.float32)
         metrics["frac_filtered"] = masked_mean(dropped, outcomes.scored)
     return batch, metrics
+
+
+@eqx.filter_jit
+def judge(
+    models: ActorCritic,
+    batch: PolicyBatch,
+    beta: Float[Array, ""],
+    *,
+    gamma: Scalar,
+    decay: Decay,
+    value_decay: Decay,
+    estimate: Estimate = gae,
+) -> ActorCriticBatch:
+    """Values, advantages and returns of the episodes, where their tokens' rewards stand as
+    advantages, less β·KL at each token.
+    """
+    spans = batch.spans
+    rewards = select(spans.mask, batch.advantages)
+    if batch.ref_logps is not None:
+        rewards -= beta * (batch.sampler_logps - batch.ref_logps)
+    (_, values), lengths = models.evaluate(batch.rows), spans.spread(spans.lengths)
+    advantages, _ = estimate(rewards, values, spans, gamma=gamma, decay=decay(lengths))
+    _, returns = estimate(rewards, values, spans, gamma=gamma, decay=value_decay(lengths))
+    white = whiten(advantages, spans.spread(spans.weights))
+    policy = dataclasses.replace(batch, advantages=white)
+    total = spans.spread(spans.sum(batch.advantages))
+    return ActorCriticBatch(policy, values, returns, total)

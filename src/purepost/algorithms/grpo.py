@@ -19,11 +19,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import equinox as eqx
-import jax
 import optax
 from jaxtyping import PyTree
 
-from ..advantages import Advantage, Refine, group_normalized
+from ..advantages import Advantage, Refine, check_group, group_normalized
 from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..filters import Filter
 from ..losses import (
@@ -31,16 +30,19 @@ from ..losses import (
     Aggregate,
     Correction,
     Objective,
+    check_kl,
+    check_objective,
     clipped,
     k3_weighted,
     sampler_gap,
     sequence_mean,
 )
-from ..mean import Metrics, Spans, Terms, masked_mean
+from ..losses.limits import expect
+from ..mean import Metrics, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
 from ..policy_batch import PolicyBatch, annotate
-from ..rollout.collect import Collect, Tasks
+from ..rollout.collect import Collect, Grouped, Tasks
 from ..rollout.score import score
 from ..types import KeyArray, Scalar
 
@@ -88,6 +90,11 @@ def grpo(
     the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits a group over
     rows, each with the prompt in front. Errors: groups of one, `beta` without a reference.
     """
+    check_objective(objective)
+    check_kl(kl)
+    expect("beta", beta, 0.0, or_low=True)
+    if isinstance(collect, Grouped):
+        check_group(advantage, collect.group)
     update = make_update(
         optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches
     )
@@ -104,8 +111,7 @@ def grpo(
 
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
         scores = score(models.policy, batch.rows, temperature=batch.temperature)
-        logps, spans = scores.logps, Spans(batch.rows.mask, batch.rows.episode, batch.weights)
-        old = jax.lax.stop_gradient(logps) if batch.old_logps is None else batch.old_logps
+        logps, old, spans = scores.logps, batch.held(scores.logps), batch.spans
         losses, metrics = objective(logps, old, batch.advantages, spans)
         if correction is not None:
             weights, more = correction(logps, old, batch.sampler_logps, batch.advantages, spans)

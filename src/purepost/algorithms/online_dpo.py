@@ -16,7 +16,7 @@ import optax
 
 from ..algorithm import Algorithm, TrainState
 from ..mean import Metrics, mean_of
-from ..rollout.collect import Collect, Tasks, episode_metrics
+from ..rollout.collect import Collect, Grouped, Tasks, episode_metrics
 from ..rollout.labelled import best_and_worst
 from ..types import KeyArray
 from .dpo import Models, Options, PairBatch, dpo
@@ -25,7 +25,11 @@ from .dpo import Models, Options, PairBatch, dpo
 def online_dpo(
     optimizer: optax.GradientTransformation, collect: Collect, **options: Unpack[Options]
 ) -> Algorithm[Models, Tasks, PairBatch]:
-    """DPO on what `collect` samples, at least two completions of each prompt. Options are dpo's."""
+    """DPO on what `collect` samples, at least two completions of each prompt. Options are dpo's.
+    Error: groups of one.
+    """
+    if isinstance(collect, Grouped) and collect.group < 2:
+        raise ValueError("expected at least 2 completions of each prompt, got 1; raise `group`")
     offline = dpo(optimizer, **options)
 
     def rollout(key: KeyArray, state: TrainState[Models], data: Tasks) -> tuple[PairBatch, Metrics]:

@@ -5,52 +5,65 @@ r_t = r_i at the last token − β (log π_old(y_t) − log π_ref(y_t))
 L   = −Σ min(ρ_t A_t, clip(ρ_t, 1−ε, 1+ε) A_t) / Σ T + c ½Σ max((V − R)², (clip(V) − R)²) / Σ T
 
 Source: Schulman et al., PPO, 1707.06347, eq. 7, 9; for language models Ouyang et al., InstructGPT,
-2203.02155, §3.5; β adapts as in Ziegler et al., 1909.08593. Differs from the papers:
-1. The critic is a trunk of its own, a copy of the policy's, with a head that starts at 0.
+2203.02155, §3.5; β adapts as in Ziegler et al., 1909.08593. With `correction=tis(high=...)` it is
+decoupled PPO, Hilton et al., 2110.00641, eq. 5. Differs from the papers:
+1. The critic's head starts at 0: on a trunk of its own, on the policy's (`one_trunk`), or on the
+   policy's without training it (`detached`).
 2. π_old in the penalty is the sampler's; values, advantages and returns are found once a rollout.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
-from ..advantages import at_last_token, gae, uncompared, whiten
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..adapt import adaptive_kl
+from ..advantages import gae
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import (
     Aggregate,
+    Correction,
     Objective,
+    check_objective,
     check_positive,
     clipped,
     clipped_value,
+    sampler_gap,
     sequence_sum,
     token_mean,
 )
-from ..mean import Metrics, Spans, Terms
+from ..losses.limits import expect
+from ..mean import Metrics, Spans, Terms, masked_mean
 from ..models.containers import WithReference
-from ..models.critic import ActorCritic, actor_critic_trainable
-from ..models.heads import ValueHead
-from ..policy_batch import PolicyBatch, annotate
+from ..models.critic import ActorCritic, actor_critic_trainable, expect_critic
+from ..policy_batch import ActorCriticBatch, Decay, Estimate, annotate, judge
 from ..rollout.collect import Collect, Tasks
 from ..rollout.score import score
+from ..turns import token_rewards
 from ..types import KeyArray, Scalar
 
-# T_i of each token's episode → λ
-Decay = Callable[[Float[Array, "b t"]], Float[Array, "b t"]]
 
+class Options(Steps, total=False):
+    """The keyword arguments of `ppo`, as its variants hand them on."""
 
-class ActorCriticBatch(eqx.Module):
-    """Episodes in rows, and what the critic said of them."""
-
-    policy: PolicyBatch
-    values: Float[Array, "b t"]
-    returns: Float[Array, "b t"]
-    rewards: Float[Array, "b t"]  # the episode's, at each of its trained tokens
+    objective: Objective
+    aggregate: Aggregate
+    correction: Correction | None
+    gamma: Scalar
+    decay: Decay
+    value_decay: Decay | None
+    estimate: Estimate
+    value_clip: Scalar
+    value_weight: Scalar
+    beta: Scalar
+    target: Scalar | None
+    entropy: Scalar
+    positive_nll: Scalar
+    trainable: Callable[[ActorCritic], PyTree]
 
 
 def ppo(
@@ -59,86 +72,72 @@ def ppo(
     *,
     objective: Objective = clipped,
     aggregate: Aggregate = token_mean,
+    correction: Correction | None = None,
     gamma: Scalar = 1.0,
     decay: Decay = lambda lengths: jnp.full(lengths.shape, 0.95),
     value_decay: Decay | None = None,
+    estimate: Estimate = gae,
     value_clip: Scalar = 0.2,
     value_weight: Scalar = 0.5,
     beta: Scalar = 0.0,
     target: Scalar | None = None,
+    entropy: Scalar = 0.0,
     positive_nll: Scalar = 0.0,
     trainable: Callable[[ActorCritic], PyTree] = actor_critic_trainable,
-    **steps: int,
+    **steps: Unpack[Steps],
 ) -> Algorithm[ActorCritic, Tasks, ActorCriticBatch]:
-    """PPO over the episodes of `collect`, on `actor_critic(with_reference(policy))`.
+    """PPO over the episodes of `collect`, on `actor_critic(...)` or `one_trunk(...)`.
 
-    `decay` gives λ of the advantages, `value_decay` of the returns (the same). β starts at `beta`
-    and adapts towards a KL of `target` nats per episode. `positive_nll` weighs −log π of episodes
-    whose reward is positive. `steps`: epochs, minibatches, microbatches.
+    `decay` gives λ of the advantages, `value_decay` of the returns (the same); `estimate=turn_gae`
+    takes turns for steps of time. β starts at `beta` and adapts towards a KL of `target` nats per
+    episode. `entropy` weighs a bonus, `positive_nll` −log π of episodes whose reward is positive.
+    `steps`: epochs, minibatches, microbatches.
     """
+    check_objective(objective)
     check_positive(gamma=gamma, value_clip=value_clip, value_weight=value_weight)
-    adapted = None if target is None else partial(_adapt, target=target)
-    held = target is not None or eqx.is_array(beta) or bool(beta != 0)
+    for name, number in {"beta": beta, "entropy": entropy, "positive_nll": positive_nll}.items():
+        expect(name, number, 0.0, or_low=True)
+    held, curious, told = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy, positive_nll))
+    held |= target is not None
     reused = steps.get("epochs", 1) * steps.get("minibatches", 1) > 1
-    judged = partial(_judge, gamma=gamma, decay=decay, value_decay=value_decay or decay)
+    judged = partial(
+        judge, gamma=gamma, decay=decay, value_decay=value_decay or decay, estimate=estimate
+    )
 
     def rollout(
         key: KeyArray, state: TrainState[ActorCritic], data: Tasks
     ) -> tuple[ActorCriticBatch, Metrics]:
         episodes, metrics = collect(key, state.models.policy, data)
         models = WithReference(state.models.policy, state.models.reference)
-        batch, more = annotate(models, episodes, uncompared, old=reused, reference=held)
-        return judged(state.models.critic, batch, state.extra), more | metrics
+        batch, more = annotate(models, episodes, token_rewards, old=reused, reference=held)
+        return judged(state.models, batch, state.extra), more | metrics
 
     def loss(key: KeyArray, models: ActorCritic, batch: ActorCriticBatch) -> tuple[Terms, Metrics]:
-        b, terms = batch.policy, {}
-        logps = score(models.policy, b.rows, temperature=b.temperature).logps
-        spans = Spans(b.rows.mask, b.rows.episode, b.weights)
-        old = jax.lax.stop_gradient(logps) if b.old_logps is None else b.old_logps
+        b, spans, terms = batch.policy, batch.policy.spans, {}
+        policy, values = models.evaluate(b.rows)
+        scores = score(policy, b.rows, temperature=b.temperature)
+        logps, old = scores.logps, b.held(scores.logps)
         losses, metrics = objective(logps, old, b.advantages, spans)
+        if correction is not None:
+            weights, more = correction(logps, old, b.sampler_logps, b.advantages, spans)
+            losses, metrics = losses * weights, metrics | more
         terms["policy"] = aggregate(losses, spans)
-        values = models.critic(b.rows)
         errors, more = clipped_value(values, batch.values, batch.returns, spans, clip=value_clip)
         terms["value"] = token_mean(errors, spans).times(value_weight)
-        if eqx.is_array(positive_nll) or positive_nll != 0:
+        if curious:
+            terms["entropy"] = aggregate(scores.entropies, spans).times(-entropy)
+        if told:
             good = Spans(b.rows.mask & (batch.rewards > 0), b.rows.episode, b.weights)
             terms["positive"] = token_mean(-logps, good).times(positive_nll)
         if b.ref_logps is not None:
             more["kl"] = sequence_sum(b.sampler_logps - b.ref_logps, spans)
-        return terms, metrics | more
+        more["entropy"] = masked_mean(scores.entropies, spans.mask)
+        return terms, metrics | more | sampler_gap(logps, b.sampler_logps, spans)
 
-    make = make_init(optimizer, trainable=trainable, extra=lambda models: jnp.float32(beta))
-    return Algorithm(make, rollout, loss, make_update(optimizer, after=adapted, **steps))
-
-
-@eqx.filter_jit
-def _judge(
-    critic: ValueHead,
-    batch: PolicyBatch,
-    beta: Float[Array, ""],
-    *,
-    gamma: Scalar,
-    decay: Decay,
-    value_decay: Decay,
-) -> ActorCriticBatch:
-    """Values, advantages and returns of the episodes, whose rewards stand as advantages."""
-    spans = Spans(batch.rows.mask, batch.rows.episode, batch.weights)
-    rewards = at_last_token(batch.advantages, spans)
-    if batch.ref_logps is not None:
-        rewards -= beta * (batch.sampler_logps - batch.ref_logps)
-    values, lengths = critic(batch.rows), spans.spread(spans.lengths)
-    advantages, _ = gae(rewards, values, spans, gamma=gamma, decay=decay(lengths))
-    _, returns = gae(rewards, values, spans, gamma=gamma, decay=value_decay(lengths))
-    white = whiten(advantages, spans.spread(spans.weights))
-    policy = dataclasses.replace(batch, advantages=white)
-    return ActorCriticBatch(policy, values, returns, batch.advantages)
-
-
-def _adapt(
-    key: KeyArray, state: TrainState[ActorCritic], metrics: Metrics, *, target: Scalar
-) -> TrainState[ActorCritic]:
-    """β up where the KL is above its target, down where it is below; as it is without one."""
-    if "kl" not in metrics:
-        return state
-    error = jnp.clip(metrics["kl"].value / target - 1, -0.2, 0.2)
-    return dataclasses.replace(state, extra=state.extra * (1 + 0.1 * error))
+    make = make_init(
+        optimizer,
+        trainable=lambda models: trainable(expect_critic(models)),
+        extra=lambda models: jnp.float32(beta),
+    )
+    after = None if target is None else adaptive_kl(target)
+    return Algorithm(make, rollout, loss, make_update(optimizer, after=after, **steps))

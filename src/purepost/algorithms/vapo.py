@@ -8,7 +8,7 @@ episode succeeds if its reward is positive.
 """
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 import optax
@@ -16,9 +16,10 @@ import optax
 from ..algorithm import Algorithm
 from ..losses import check_positive, clipped
 from ..models.critic import ActorCritic
+from ..policy_batch import ActorCriticBatch
 from ..rollout.collect import Collect, Tasks
 from ..types import Scalar
-from .ppo import ActorCriticBatch, ppo
+from .ppo import Options, ppo
 
 
 def vapo(
@@ -28,15 +29,14 @@ def vapo(
     alpha: Scalar = 0.05,
     low: Scalar = 0.2,
     high: Scalar = 0.28,
-    positive_nll: Scalar = 0.1,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Algorithm[ActorCritic, Tasks, ActorCriticBatch]:
-    """PPO with `alpha` in λ and `positive_nll` for μ. Options are ppo's."""
+    """PPO with `alpha` in λ. Options are ppo's, μ among them as `positive_nll`."""
     check_positive(alpha=alpha, low=low, high=high)
-    parts: dict[str, Any] = {
+    parts: Options = {
         "objective": partial(clipped, low=low, high=high),
         "decay": lambda lengths: 1 - 1 / jnp.maximum(alpha * lengths, 1.0),
         "value_decay": jnp.ones_like,
-        "positive_nll": positive_nll,
+        "positive_nll": 0.1,
     }
     return ppo(optimizer, collect, **(parts | options))

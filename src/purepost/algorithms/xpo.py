@@ -19,7 +19,7 @@ import optax
 from ..algorithm import Algorithm, TrainState
 from ..losses.limits import expect
 from ..mean import Metrics, mean_of
-from ..rollout.collect import Collect, Tasks, episode_metrics
+from ..rollout.collect import Collect, Grouped, Tasks, episode_metrics
 from ..rollout.labelled import best_and_worst
 from ..types import KeyArray, Scalar
 from .dpo import Models, Options, PairBatch, dpo
@@ -36,6 +36,8 @@ def xpo(
     reference. Options are dpo's. Errors: a reference that is missing; groups.
     """
     expect("alpha", alpha, 0.0, or_low=True)
+    if isinstance(collect, Grouped) and collect.group != 1:
+        raise ValueError(f"expected 1 completion of each prompt, got {collect.group}; pass group=1")
     offline = dpo(optimizer, **options)
 
     def rollout(key: KeyArray, state: TrainState[Models], data: Tasks) -> tuple[PairBatch, Metrics]:

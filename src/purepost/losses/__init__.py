@@ -14,10 +14,13 @@ from .correction import off_policy_sequences as off_policy_sequences
 from .correction import sampler_gap as sampler_gap
 from .correction import tis as tis
 from .kl import KL as KL
+from .kl import check_kl as check_kl
+from .kl import k1 as k1
 from .kl import k2 as k2
 from .kl import k3 as k3
 from .kl import k3_weighted as k3_weighted
 from .policy import Objective as Objective
+from .policy import check_objective as check_objective
 from .policy import check_positive as check_positive
 from .policy import cispo as cispo
 from .policy import clipped as clipped

@@ -1,7 +1,8 @@
 """Per-token estimators of KL(π‖π_ref) as losses, d = log π − log π_ref, in nats.
 
-As a loss an estimator is judged by its expected on-policy gradient, not by its expectation. k1 =
-d has the right expectation and the gradient 0: as a loss it does nothing, so it is not here.
+As a loss an estimator is judged by its expected on-policy gradient, not by its expectation. k1 has
+the right expectation and the gradient 0: as a loss it does nothing, and factories refuse it; in a
+reward (`ppo`, `reinforce_pp`) it is the one to use.
 Source of the estimators: Schulman, Approximating KL divergence, 2020.
 """
 
@@ -19,6 +20,25 @@ KL = Callable[
 ]
 
 
+def k1(
+    logps: Float[Array, "b t"],
+    old_logps: Float[Array, "b t"],
+    ref_logps: Float[Array, "b t"],
+    spans: Spans,
+) -> Float[Array, "b t"]:
+    """d: unbiased in value; its expected gradient on-policy is 0."""
+    return select(spans.mask, logps) - select(spans.mask, ref_logps)
+
+
+def check_kl(kl: KL) -> None:
+    """Raise ValueError for an estimator that does nothing as a loss."""
+    if kl is k1:
+        raise ValueError(
+            "expected an estimator with a gradient for a loss, got k1, whose expected gradient is "
+            "0; use k3_weighted or k2, or put it in the reward (ppo, reinforce_pp)"
+        )
+
+
 def k2(
     logps: Float[Array, "b t"],
     old_logps: Float[Array, "b t"],
@@ -26,8 +46,7 @@ def k2(
     spans: Spans,
 ) -> Float[Array, "b t"]:
     """d²/2: the gradient of the reverse KL(π‖π_ref), biased in value."""
-    d = select(spans.mask, logps) - select(spans.mask, ref_logps)
-    return d * d / 2
+    return k1(logps, old_logps, ref_logps, spans) ** 2 / 2
 
 
 def k3(

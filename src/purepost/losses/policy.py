@@ -2,7 +2,8 @@
 
 Each takes (logps, old_logps, advantages, spans) and gives (losses, metrics). Log-probabilities in
 nats; masked inputs are put aside before anything is exponentiated. At zero policy change every
-gradient is −A ∇log π. Factories hand them over with `functools.partial` where limits differ.
+gradient is −A ∇log π. Factories hand them over with `functools.partial` where limits differ; limits
+out of range raise where the factory builds.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,13 @@ def check_positive(**values: Scalar) -> None:
     """Raise ValueError unless the numbers among the values are positive; arrays may be traced."""
     for name, value in values.items():
         expect(name, value, 0.0)
+
+
+def check_objective(objective: Objective) -> None:
+    """Let an objective, which checks its limits where it is called, raise what it has to."""
+    one = jnp.zeros((1, 1))
+    spans = Spans(jnp.ones((1, 1), bool), jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1)))
+    jax.eval_shape(objective, one, one, one, spans)
 
 
 def log_ratio(
@@ -78,6 +86,7 @@ def clipped(
     Source: Schulman et al., PPO, 1707.06347, eq. 7. A higher `high` than `low` is DAPO's
     clip-higher, 2503.14476, eq. 8.
     """
+    check_positive(low=low, high=high)
     ratio = jnp.exp(log_ratio(logps, old_logps, spans))
     losses = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - low, 1 + high) * advantages)
     return losses, clip_metrics(ratio, advantages, spans, low, high)
@@ -97,6 +106,8 @@ def two_sided(
 
     Source: Prime Intellect, INTELLECT-2, 2505.07291. `ceiling` is above 1 + high.
     """
+    check_positive(low=low, high=high)
+    expect("ceiling", ceiling, 1.0)
     ratio = jnp.exp(log_ratio(logps, old_logps, spans))
     first = jnp.minimum(ratio, ceiling) * advantages
     losses = -jnp.minimum(first, jnp.clip(ratio, 1 - low, 1 + high) * advantages)
@@ -117,6 +128,7 @@ def dual_clipped(
 
     Source: Ye et al., Mastering complex control in MOBA games, 1912.09729.
     """
+    expect("bound", bound, 1.0)
     losses, metrics = clipped(logps, old_logps, advantages, spans, low=low, high=high)
     bounded = jnp.minimum(losses, -bound * advantages)
     cut = ((bounded < losses) & (advantages < 0)).astype(jnp.float32)
@@ -137,6 +149,8 @@ def cispo(
 
     Source: MiniMax-M1, 2506.13585, eq. 4. Both limits are of the ratio itself.
     """
+    expect("low", low, 0.0, or_low=True)
+    check_positive(high=high)
     ratio = jnp.exp(log_ratio(logps, old_logps, spans))
     weight = jax.lax.stop_gradient(jnp.clip(ratio, low, high))
     cut = ((ratio > high) & (advantages > 0)).astype(jnp.float32)
@@ -157,6 +171,7 @@ def sapo(
 
     Source: Gao et al., Soft Adaptive Policy Optimization, 2511.20347, eq. 5.
     """
+    check_positive(positive=positive, negative=negative)
     ratio = jnp.exp(log_ratio(logps, old_logps, spans))
     tau = jnp.where(advantages > 0, positive, negative)
     return -advantages * jax.nn.sigmoid(tau * (ratio - 1)) * 4 / tau, {}
@@ -193,6 +208,7 @@ def dppo_tv(
 
     Source: Qi et al., Rethinking the trust region in LLM RL, 2602.04879.
     """
+    check_positive(low=low, high=high, cap=cap)
     new, old = jnp.exp(select(spans.mask, logps)), jnp.exp(select(spans.mask, old_logps))
     keep = jnp.where(advantages > 0, new - old <= high, new - old >= -low)
     return _divergence_masked(logps, old_logps, advantages, spans, keep, cap)
@@ -212,6 +228,7 @@ def dppo_kl(
 
     Source: Qi et al., Rethinking the trust region in LLM RL, 2602.04879.
     """
+    check_positive(low=low, high=high, cap=cap)
     log_new, log_old = select(spans.mask, logps), select(spans.mask, old_logps)
     new, old = jnp.exp(log_new), jnp.exp(log_old)
     others = jnp.log((1 - old + 1e-8) / (1 - new + 1e-8))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..mean import Metrics, Spans, select
 from ..types import Scalar
-from .policy import MAX_LOG_RATIO, clip_metrics, log_ratio
+from .policy import MAX_LOG_RATIO, check_positive, clip_metrics, log_ratio
 
 MAX_TOKEN_RATIO = 10.0  # nats
 LEAST_WEIGHT = 1e-8
@@ -37,6 +37,7 @@ def gspo(
 
     Source: Zheng et al., GSPO, 2507.18071, eq. 5.
     """
+    check_positive(low=low, high=high)
     ratio = jnp.exp(_mean_log_ratio(logps, old_logps, spans))
     losses = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - low, 1 + high) * advantages)
     return losses, clip_metrics(ratio, advantages, spans, low, high)
@@ -55,6 +56,7 @@ def gspo_token(
 
     Source: Zheng et al., GSPO, 2507.18071, §4.3.
     """
+    check_positive(low=low, high=high)
     new = select(spans.mask, logps)
     whole = jax.lax.stop_gradient(_mean_log_ratio(logps, old_logps, spans))
     log_s = jnp.minimum(new - jax.lax.stop_gradient(new) + whole, MAX_TOKEN_RATIO)
@@ -77,6 +79,7 @@ def gmpo(
     Source: Zhao et al., Geometric-Mean Policy Optimization, 2507.20673. `low` and `high`
     bound log-ratios, nats.
     """
+    check_positive(low=low, high=high)
     lr = log_ratio(logps, old_logps, spans)
     inside = jnp.clip(lr, -low, high)
     bounded = jnp.where(advantages > 0, jnp.minimum(lr, inside), jnp.maximum(lr, inside))
@@ -99,6 +102,8 @@ def vespo(
     φ is 1 at w = 1 and falls off smoothly. (k, λ) is `positive` where A ≥ 0, else `negative`.
     Source: Shen et al., VESPO, 2602.10693, eq. 20.
     """
+    for k, rate in (positive, negative):
+        check_positive(k=k, rate=rate)
     total = spans.sum(log_ratio(logps, old_logps, spans))
     log_w = spans.spread(jnp.clip(total, jnp.log(LEAST_WEIGHT), MAX_LOG_RATIO))
     k = jnp.where(advantages >= 0, positive[0], negative[0])

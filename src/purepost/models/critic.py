@@ -1,28 +1,75 @@
 """A policy beside the critic of its states."""
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
+from ..types import KeyArray, Rows
 from ..weights import default_trainable
 from .containers import WithReference
 from .decoder import Decoder
-from .heads import ValueHead, value_model
+from .heads import TrunkValue, ValueHead, value_model
+
+
+class Computed(eqx.Module):
+    """A language model that has its hidden states of the rows at hand already."""
+
+    hidden: Float[Array, "b t d"]
+    unembed: Callable[[Float[Array, "*s d"]], Float[Array, "*s v"]]
+
+    def __call__(
+        self, rows: Rows, *, key: KeyArray | None = None
+    ) -> tuple[Float[Array, "b t d"], None]:
+        """The hidden states, whatever is asked."""
+        return self.hidden, None
 
 
 class ActorCritic(eqx.Module):
     """A policy, the critic of its states, and the model that it must not stray from."""
 
     policy: Decoder
-    critic: ValueHead
+    critic: ValueHead | TrunkValue
     reference: Decoder | None = None
+
+    def evaluate(self, rows: Rows) -> tuple[Computed, Float[Array, "b t"]]:
+        """The policy as it is on these rows, and the values of their trained tokens: one pass where
+        both are on one trunk.
+        """
+        hidden, _ = self.policy(rows)
+        own = isinstance(self.critic, ValueHead)
+        values = self.critic(rows) if own else self.critic(hidden, rows)
+        return Computed(hidden, self.policy.unembed), values
 
 
 def actor_critic(models: WithReference[Decoder]) -> ActorCritic:
     """A policy and its reference, with a critic on a trunk like the policy's; every value starts
-    at 0.
+    at 0. Where the policy has adapters the two trunks share their base.
     """
     return ActorCritic(models.policy, value_model(models.policy), models.reference)
+
+
+def one_trunk(models: WithReference[Decoder], *, detached: bool = False) -> ActorCritic:
+    """The same with a critic that is a head on the policy's trunk; every value starts at 0.
+
+    Both losses train the trunk; with `detached` the policy's alone does, and the critic is no more
+    than its head.
+    """
+    head = jnp.zeros((models.policy.config.hidden_size, 1), jnp.float32)
+    return ActorCritic(models.policy, TrunkValue(head, detached), models.reference)
+
+
+def expect_critic(models: Any) -> ActorCritic:
+    """The models as they are. ValueError where they have no critic."""
+    if not isinstance(models, ActorCritic):
+        raise ValueError(
+            f"expected a policy with a critic, got {type(models).__name__}; pass "
+            "actor_critic(with_reference(policy)) or one_trunk(with_reference(policy))"
+        )
+    return models
 
 
 def actor_critic_trainable(models: ActorCritic) -> PyTree:

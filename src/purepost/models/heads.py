@@ -5,6 +5,7 @@ model, a classifier) and values of every token (a critic).
 import dataclasses
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PyTree
@@ -56,6 +57,21 @@ class ValueHead(eqx.Module):
         """
         hidden, _ = self.decoder(rows, key=key)
         return _project(hidden, self.head, self.bias)[..., 0]
+
+
+class TrunkValue(eqx.Module):
+    """The value of each token's state, read off hidden states that another model made of the rows:
+    a critic that is a head alone.
+    """
+
+    head: Float[Array, "d 1"]
+    detached: bool = eqx.field(static=True)  # no gradient goes on into that model
+
+    def __call__(self, hidden: Float[Array, "b t d"], rows: Rows) -> Float[Array, "b t"]:
+        """As ValueHead's: read at a token's parent, 0 where nothing is trained; float32."""
+        hidden = jax.lax.stop_gradient(hidden) if self.detached else hidden
+        values = _project(hidden, self.head, None)[..., 0]
+        return jnp.where(rows.mask, jnp.take_along_axis(values, rows.parent, 1), 0.0)
 
 
 def reward_model(key: KeyArray, decoder: Decoder, *, scores: int = 1) -> SequenceClassifier:

@@ -14,15 +14,18 @@ from ..text.tokenizer import Tokenizer
 from .host import HostReward
 
 
-def text_reward(functions: HostReward, tokenizer: Tokenizer) -> Reward:
+def text_reward(functions: HostReward, tokenizer: Tokenizer, *, apart: bool = False) -> Reward:
     """The reward that decodes completions, less special tokens, and has the functions judge them.
+
+    With `apart` each function is a reward by itself, weighted, as `gdpo` takes them; a sample that
+    one of them failed on has none.
 
     `tasks.columns` holds lists with an entry for each prompt; the functions get the column
     "prompt" as `prompts`, and the others by their names. It runs on the host, so a step with it
     cannot be fused.
     """
 
-    def reward(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p g"], Metrics]:
+    def reward(tasks: Tasks, completions: Completions) -> tuple[Float[Array, "p g *k"], Metrics]:
         if isinstance(completions.tokens, Tracer):
             raise TypeError("a reward in Python cannot be fused; use train(..., fused=False)")
         if "prompt" not in tasks.columns:
@@ -41,6 +44,10 @@ def text_reward(functions: HostReward, tokenizer: Tokenizer) -> Reward:
         scores = functions(columns.pop("prompt"), texts, columns)
         groups = np.repeat(np.arange(p), g)
         parts = {k: m for k, m in scores.metrics(groups).items() if k.startswith("rewards/")}
-        return jnp.asarray(scores.rewards.reshape(p, g)), parts
+        if not apart:
+            return jnp.asarray(scores.rewards.reshape(p, g)), parts
+        weighted = scores.per_function * np.asarray(functions.weights, np.float32)
+        each = np.where(scores.scored[:, None], weighted, np.nan)
+        return jnp.asarray(each.reshape(p, g, -1)), parts
 
     return reward

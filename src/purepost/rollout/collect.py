@@ -1,6 +1,7 @@
 """Collecting episodes: prompts in, scored completions out, and the rows that train on them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -41,6 +42,7 @@ class Episodes(eqx.Module):
     temperature: Float[Array, " n"]
     components: Float[Array, "n k"] | None = None  # the rewards that `rewards` is the sum of
     baselines: Float[Array, " n"] | None = None  # the reward of a rollout that is not trained on
+    staleness: Int[Array, " n"] | None = None  # steps that the policy has trained since; None: 0
     # Of several turns: rewards at the last token of the turn that earned them, 0 elsewhere.
     step_rewards: Float[Array, "n t"] | None = None
     # Tokens before which the text begins anew behind the prompt, because a chat template rewrites
@@ -59,6 +61,18 @@ class Collect(Protocol):
     def __call__(self, key: KeyArray, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
         """Roll out every task."""
         ...
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A collector that says how many completions of each prompt it brings."""
+
+    collect: Collect
+    group: int
+
+    def __call__(self, key: KeyArray, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
+        """Roll out every task."""
+        return self.collect(key, model, tasks)
 
 
 def single_turn(
@@ -93,7 +107,7 @@ def single_turn(
         )
         return episodes, metrics
 
-    return collect
+    return Grouped(collect, group)
 
 
 class Places(eqx.Module):

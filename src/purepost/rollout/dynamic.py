@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 from ..mean import Mean, Metrics, add, mean_of, scalar_mean
 from ..models.decoder import Decoder
 from ..types import KeyArray
-from .collect import Collect, Episodes, Tasks, episode_metrics
+from .collect import Collect, Episodes, Grouped, Tasks, episode_metrics
 
 
 class _Drawn(eqx.Module):
@@ -74,7 +74,8 @@ def dynamic(collect: Collect, draws: int) -> Collect:
             "dynamic/frac_filler": Mean((p - drawn.kept).astype(jnp.float32), jnp.float32(p)),
         }
 
-    return drawn_collect
+    grouped = isinstance(collect, Grouped)
+    return Grouped(drawn_collect, collect.group) if grouped else drawn_collect
 
 
 def _part(tasks: Tasks, i: Int[Array, ""] | int, p: int) -> Tasks:
