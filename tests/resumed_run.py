@@ -1,7 +1,8 @@
 """A small real run, in a process of its own, that can be told to die: see test_resume.py.
 
 LoRA with dropout on a tiny decoder, next-token loss, 10 rows shuffled every epoch in batches of 2,
-2 micro-batches, AdamW with a schedule, a checkpoint every 2 of 7 steps.
+2 micro-batches, AdamW with a schedule and LoRA+, an average of the weights, a checkpoint every 2 of
+7 steps.
 
     python resumed_run.py DIRECTORY [die in-step|in-save|after-metrics|by-sigterm STEP]
 """
@@ -23,6 +24,7 @@ from purepost import Algorithm, Mean, TrainState, make_init, make_update, train
 from purepost.checkpoint import Checkpoints, make_manifest, stop_on_sigterm
 from purepost.data import hash_of, shuffled
 from purepost.models.decoder import Config, Decoder, init_decoder
+from purepost.optimizers import averaged, lora_plus
 from purepost.track import Jsonl, Tracker
 from purepost.tree import named_leaves
 from purepost.types import KeyArray, Rows, causal_rows
@@ -53,6 +55,7 @@ def loss(key: KeyArray, models: Decoder, batch: Rows) -> tuple[dict[str, Mean], 
 def algorithm() -> Algorithm[Decoder, Rows, Rows]:
     """SFT of the adapters."""
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.05, STEPS))
+    optimizer = averaged(optax.chain(optimizer, lora_plus(4.0)), 0.9)
     return Algorithm(
         init=make_init(optimizer, trainable=adapters),
         rollout=lambda key, state, data: (data, {}),

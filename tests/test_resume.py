@@ -84,4 +84,5 @@ def test_the_run_trains_on_every_row_and_moves(straight) -> None:
     assert all(line[5] == 0 for line in lines)
     names = leaves(straight)
     assert any(name.startswith("opt_state") for name in names)
+    assert any(".average." in name for name in names)
     assert any(name.startswith("params.layers.attention.q") for name in names)
