@@ -1,6 +1,6 @@
 # Everything a developer runs. PYTHON=/path/to/python3.11 picks the interpreter .venv is made with.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-slow demo parity clean
+.PHONY: help setup check test test-slow demo parity peers clean
 
 CANDIDATES := python3 python3.13 python3.12 python3.11 python
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -15,6 +15,7 @@ help:
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make demo       GRPO with LoRA on a small model, evaluated before and after"
 	@echo "make parity     compare every family with transformers and PEFT, live, and print the table"
+	@echo "make peers      compare losses and gradients with TRL's and Tunix's own functions"
 	@echo "make clean      remove environments and caches; runs/ stays"
 
 setup: .venv/.stamp
@@ -51,8 +52,27 @@ parity: .venv-parity/.stamp
 	    transformers==5.24.0 peft==0.21.2 trl==1.16.0 sentencepiece
 	@touch $@
 
+# Each peer in an environment of its own: what they pin does not agree.
+peers: setup .venv-trl/.stamp .venv-tunix/.stamp
+	mkdir -p .cache/peers
+	.venv-trl/bin/python tests/golden/peers/make_trl.py .cache/peers/trl.npz
+	.venv-tunix/bin/python tests/golden/peers/make_tunix.py .cache/peers/tunix.npz
+	.venv/bin/python -m tests.golden.peers.table .cache/peers/trl.npz .cache/peers/tunix.npz
+
+.venv-trl/.stamp: Makefile
+	@$(call new_venv,.venv-trl)
+	@echo "installing torch and TRL into .venv-trl: a few minutes"
+	.venv-trl/bin/python $(PIP_INSTALL) torch==2.13.0 transformers==5.24.0 peft==0.21.2 trl==1.16.0
+	@touch $@
+
+.venv-tunix/.stamp: Makefile
+	@$(call new_venv,.venv-tunix)
+	@echo "installing Tunix into .venv-tunix: a few minutes"
+	.venv-tunix/bin/python $(PIP_INSTALL) google-tunix==0.1.7
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-parity .cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-parity .venv-trl .venv-tunix .cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is there is kept; one half made is finished.
