@@ -21,17 +21,8 @@ from purepost.mean import Metrics
 from purepost.tree import count, named_leaves, pad_rows
 from purepost.types import num_rows
 from tests.compare import assert_close, assert_same_bits, names_of
-from tests.contract import (
-    PROBES,
-    all_rows,
-    best_gap,
-    padding,
-    poison,
-    recording,
-    reward_gap,
-    tiny,
-)
-from tests.probe import Probe
+from tests.contract import PROBES, best_gap, reward_gap, tiny
+from tests.probe import Probe, all_rows, padding, poison, recording
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 STEPS, SOLVED = 40, 0.1  # how near the optimum to come, in nats or in reward, of 2 and .6 at first
