@@ -11,7 +11,7 @@ import optax
 import pytest
 from jaxtyping import Array, Float
 
-from purepost import Algorithm, Mean, fuse, make_init, make_update, snapshot, train
+from purepost import Algorithm, Mean, fuse, loop, make_init, make_update, snapshot, train
 from purepost.tree import pad_rows
 from tests.compare import assert_close, assert_same_bits
 
@@ -62,8 +62,8 @@ def start(algorithm: Algorithm):
 
 def run(algorithm, state, data=rows, *, steps=5, **options):
     """(snapshot, metrics) after each step."""
-    loop = train(algorithm, state, data, key=jr.key(3), steps=steps, **options)
-    return [(i, snapshot(state), metrics) for i, state, metrics in loop]
+    steps_of = train(algorithm, state, data, key=jr.key(3), steps=steps, **options)
+    return [(i, snapshot(state), metrics) for i, state, metrics in steps_of]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -74,6 +74,17 @@ def test_five_steps_are_one_trace(fused):
     assert [i for i, _, _ in states] == [1, 2, 3, 4, 5]
     assert [int(s.step) for _, s, _ in states] == [1, 2, 3, 4, 5]
     assert len(traces) == 1
+
+
+def test_the_host_waits_for_the_step_two_back(monkeypatch):
+    waited: list[Any] = []
+    monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
+    algorithm = regression()
+    yielded = []
+    for i, _, metrics in train(algorithm, start(algorithm), rows, key=jr.key(3), steps=5):
+        yielded.append(metrics)
+        assert len(waited) == max(0, i - loop.AHEAD)
+    assert all(a is b for a, b in zip(waited, yielded, strict=False))
 
 
 def test_a_second_run_of_the_same_algorithm_traces_nothing():

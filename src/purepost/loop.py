@@ -5,6 +5,7 @@ data is stored, so a run that is resumed from any step is, to the bit, the run t
 stopped.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from .mean import Metrics
 from .types import KeyArray
 
 T = TypeVar("T")
+
+AHEAD = 2  # steps that the host may have handed over and the device not yet done
 
 
 def _placement(x: Any) -> tuple[NamedSharding | None, ...]:
@@ -124,9 +127,11 @@ def train(
 
     `data(step)` is a pure function of the step. The update is jitted and reuses the buffers of
     the state it is given: whoever keeps a yielded state beyond the next step takes
-    `snapshot(state)`. `fused` also takes the rollout into the jit.
+    `snapshot(state)`. `fused` also takes the rollout into the jit. The device is never more than
+    `AHEAD` steps behind, so that what waits for it does not fill the memory.
     """
     step = fuse(algorithm)
+    pending: deque[Metrics] = deque()
     for i in range(int(state.step), steps):
         step_key = jr.fold_in(key, i)
         if fused:
@@ -136,6 +141,9 @@ def train(
             batch, metrics = algorithm.rollout(k_rollout, state, data(i))
             state, more = _jit_update((algorithm.update, algorithm.loss), k_update, state, batch)
             metrics = combine_metrics(metrics, more)
+        pending.append(metrics)
+        if len(pending) > AHEAD:
+            jax.block_until_ready(pending.popleft())
         yield i + 1, state, metrics
 
 

@@ -17,15 +17,16 @@ from .layers import soft_cap
 
 
 class Layer(eqx.Module):
-    """Keys (rotated) and values of one layer: of p prompts, and of g branches of each.
+    """Keys (rotated) and values of one layer: of p prompts, and of their branches, c = p·n·g.
 
-    Keys are held by feature, so that scores add up whole rows of tokens.
+    Keys are held by feature, so that scores add up whole rows of tokens. Branches lie on one axis:
+    for products over several XLA would copy them at every step.
     """
 
     prefix_k: Float[Array, "p n k s"]
     prefix_v: Float[Array, "p n s k"]
-    branch_k: Float[Array, "p n g k t"]
-    branch_v: Float[Array, "p n g t k"]
+    branch_k: Float[Array, "c k t"]
+    branch_v: Float[Array, "c t k"]
 
 
 class Cache(eqx.Module):
@@ -46,8 +47,8 @@ def prefill(
 
     def layer(k: Float[Array, "p s n k"], v: Float[Array, "p s n k"]) -> Layer:
         p, _, n, width = k.shape
-        empty = jnp.zeros((p, n, group, slots, width), hidden.dtype)
-        return Layer(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), empty.swapaxes(3, 4), empty)
+        empty = jnp.zeros((p * n * group, slots, width), hidden.dtype)
+        return Layer(k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), empty.swapaxes(1, 2), empty)
 
     return last, Cache([layer(k, v) for k, v in kv.layers], lengths)
 
@@ -61,7 +62,7 @@ def grow(cache: Cache, slots: int) -> Cache:
         return jnp.pad(x, more)
 
     layers = [
-        Layer(x.prefix_k, x.prefix_v, widen(x.branch_k, 4), widen(x.branch_v, 3))
+        Layer(x.prefix_k, x.prefix_v, widen(x.branch_k, 2), widen(x.branch_v, 1))
         for x in cache.layers
     ]
     return Cache(layers, cache.lengths)
@@ -78,9 +79,8 @@ def unstack(model: Decoder) -> list[Block]:
         raw = lambda x: not is_kind(x) and x.ndim == 2  # noqa: E731
         return jax.tree.map(lambda x: lay_out(x) if raw(x) else x, block, is_leaf=is_kind)
 
-    runs, stacks = model.config.runs, model.layers
-    stacks = stacks if isinstance(stacks, dict) else {0: stacks}
-    return [layer(stacks[run.start], i) for run in runs for i in range(len(run))]
+    stacks = model.layers if isinstance(model.layers, dict) else {0: model.layers}
+    return [layer(stacks[run.start], i) for run in model.config.runs for i in range(len(run))]
 
 
 def _attend(
@@ -99,8 +99,7 @@ def _attend(
     before = jnp.einsum(
         "pnqk,pnks->pnqs", flat, layer.prefix_k, preferred_element_type=jnp.float32
     ).reshape(p, n, g, m, -1)
-    # A branch has few queries: multiplying and adding up beats many tiny matrix products.
-    own = (q[..., None] * layer.branch_k[:, :, :, None]).astype(jnp.float32).sum(-2)
+    own = _products(q.reshape(-1, m, width), layer.branch_k).reshape(p, n, g, m, -1)
     before, own = (soft_cap(x, config.attention_softcap) for x in (before, own))
     s, t = jnp.arange(before.shape[-1]), jnp.arange(own.shape[-1])
     real, past = s < lengths[:, None], t <= step
@@ -119,9 +118,13 @@ def _attend(
         layer.prefix_v,
         preferred_element_type=jnp.float32,
     ).reshape(p, n, g, m, width)
-    weighted = own[..., None].astype(dtype) * layer.branch_v[:, :, :, None]
-    mixed += weighted.astype(jnp.float32).sum(-2)
+    own = own.reshape(p * n * g, m, -1).astype(dtype)
+    mixed += _products(own, layer.branch_v).reshape(p, n, g, m, width)
     return (mixed / total).astype(dtype).transpose(0, 2, 1, 3, 4)
+
+
+def _products(x: Float[Array, "c m i"], y: Float[Array, "c i o"]) -> Float[Array, "c m o"]:
+    return jnp.einsum("cmi,cio->cmo", x, y, preferred_element_type=jnp.float32)
 
 
 def decode(
@@ -145,13 +148,13 @@ def decode(
         window = config.layer_windows[i]
         if kind.source is None:
             q, k, v = project(block, config, x, turned[window])
-            k, v = (y.transpose(0, 2, 1, 3) for y in (k, v))  # p n g k
+            k, v = (y.swapaxes(1, 2).reshape(-1, y.shape[-1]) for y in (k, v))  # c k
             layer = cache.layers[i]
             layer = Layer(
                 layer.prefix_k,
                 layer.prefix_v,
-                put(layer.branch_k, k[..., None], step, axis=4),
-                put(layer.branch_v, v[..., None, :], step, axis=3),
+                put(layer.branch_k, k[..., None], step, axis=2),
+                put(layer.branch_v, v[:, None], step, axis=1),
             )
             layers.append(layer)
         else:
