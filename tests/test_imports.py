@@ -173,7 +173,7 @@ def test_only_some_parts_touch_files() -> None:
 def test_the_core_loads_no_optional_package() -> None:
     optional = (
         "orbax tokenizers jinja2 huggingface_hub rich safetensors beartype gguf matplotlib "
-        "tensorboardX reasoning_gym"
+        "tensorboardX reasoning_gym pyarrow datasets"
     ).split()
     code = f"import sys, purepost; print(*sorted(set({optional}) & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -48,23 +48,24 @@ class Difference(NamedTuple):
 
 
 @eqx.filter_jit
-def _run(model: Decoder, rows: Rows) -> tuple[Any, Any, Any]:
-    """Every layer's keys and values (and, of experts, the router's probabilities), the last hidden
-    states, and logits.
+def _run(model: Decoder, rows: Rows) -> list[list[Any]]:
+    """Of every layer that has its own, keys and values; the routers' probabilities of experts; the
+    last hidden states; logits.
     """
     hidden, kv = model(rows)
-    return jax.tree.leaves(kv), hidden, model.unembed(hidden)
+    routers = [] if kv.router is None else [[kv.router]]
+    return [*map(list, kv.layers), *routers, [hidden], [model.unembed(hidden)]]
 
 
 def differences(before: Decoder, after: Decoder, rows: Rows) -> Iterator[Difference]:
     """How far apart two models of one shape are on some rows, layer by layer."""
     first, second = (jax.tree.map(np.asarray, _run(model, rows)) for model in (before, after))
-    for i in range(before.config.num_layers):
-        pairs = zip(first[0], second[0], strict=True)
-        parts = [_difference(f"layer {i}", x[i], y[i]) for x, y in pairs]
+    config = before.config
+    names = [f"layer {i}" for i in range(config.num_layers - config.shared_kv_layers)]
+    names += ["routers"] if config.num_experts else []
+    for what, *pair in zip([*names, "hidden", "logits"], first, second, strict=True):
+        parts = [_difference(what, x, y) for x, y in zip(*pair, strict=True)]
         yield max(parts, key=lambda part: part.relative)
-    yield _difference("hidden", first[1], second[1])
-    yield _difference("logits", first[2], second[2])
 
 
 def _difference(

@@ -57,7 +57,7 @@ def matrix(pattern: str, inner: str | None, outer: str | None) -> Rules:
 
 
 # Norms and biases are vectors: small, and needed whole.
-_VECTORS: Rules = ((r"(norm|bias)\w*$", P()),)
+_VECTORS: Rules = ((r"(norm|bias)\w*$|(^|\.)scale$", P()),)
 
 # The batch is divided, every leaf is replicated.
 DATA_PARALLEL: Rules = ((r"", P()),)
@@ -76,6 +76,7 @@ TENSOR_PARALLEL: Rules = (
     *_VECTORS,
     *matrix(r"(attention\.[qkv]|mlp\.(gate|up))", "fsdp", "tensor"),
     *matrix(r"(attention\.o|mlp\.down)", "tensor", "fsdp"),
+    *matrix(r"(layer_inputs\.project|input\.(gate|out))", "fsdp", None),
     # All of it along the vocabulary: a lookup then moves the table or its rows, never the batch.
     # A vocabulary that does not divide stays whole, and so does the one number of a scalar head.
     (r"(^|\.)embed$", P(("tensor", "fsdp"), None), P(None, "fsdp")),

@@ -138,6 +138,29 @@ TEMPLATES = {
         "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}"
         "{% endif %}" + _GEMMA_TURNS
     ),
+    "gemma4": (  # reasoning is kept after the last question only
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ bos_token }}"
+        "{% if tools or messages[0].role == 'system' %}{{ '<|turn>system\n' }}"
+        "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% endif %}"
+        "{% for tool in tools or [] %}{{ '<|tool>declaration:' ~ tool.function.name"
+        " ~ '{description:<|\"|>' ~ tool.function.description ~ '<|\"|>}<tool|>' }}{% endfor %}"
+        "{{ '<turn|>\n' }}{% endif %}{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ '<|tool_response>response:' ~ (m.name or 'unknown') ~ '{value:<|\"|>' ~ m.content"
+        " ~ '<|\"|>}<tool_response|>' }}{% elif m.role != 'system' %}"
+        "{{ '<|turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\n' }}"
+        "{% set thought = m.reasoning or m.reasoning_content %}"
+        "{% if thought and loop.index0 > ns.last %}"
+        "{{ '<|channel>thought\n' ~ thought ~ '\n<channel|>' }}{% endif %}"
+        "{% for call in m.tool_calls or [] %}{{ '<|tool_call>call:' ~ call.function.name ~ '{' }}"
+        "{% for key, value in call.function.arguments | dictsort %}{{ key ~ ':' ~ value"
+        " ~ ('' if loop.last else ',') }}{% endfor %}{{ '}<tool_call|>' }}{% endfor %}"
+        "{% if m.content is string %}{{ m.content | trim }}{% else %}"
+        "{% for part in m.content or [] %}"
+        "{{ part.text | trim if part.type == 'text' else '<|' ~ part.type ~ '|>' }}{% endfor %}"
+        "{% endif %}{{ '' if m.tool_calls else '<turn|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"
+    ),
     "deepseek-r1": (  # reasoning is opened by the prompt and dropped from every turn
         "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}"
         "{% set ns.system = m.content %}{% endfor %}{{ bos_token ~ ns.system }}"

@@ -40,7 +40,7 @@ SHARED = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 FOUR = {"num_hidden_layers": 4}
 
-# What each family has of its own, at sizes where it shows.
+# What each family has of its own, at sizes where it shows; a variant names its family.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {**YARN, "rope_theta": 500.0}, "tie_word_embeddings": True},
     "mistral": {"sliding_window": 12, "tie_word_embeddings": False},
@@ -63,6 +63,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
     },
+    "qwen3_moe_dense": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    },
     "gemma": {"num_key_value_heads": 1},
     "gemma2": {
         **FOUR,
@@ -78,6 +88,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": [f"{x}_attention" for x in ("sliding", "sliding", "full", "sliding")],
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    # Five stacks: own keys and values with a window and without, then shared ones of both kinds.
+    "gemma4_text": {
+        "num_hidden_layers": 7,
+        "layer_types": [f"{x}_attention" for x in ("sliding sliding full " * 3).split()[:6]]
+        + ["full_attention"],
+        "num_kv_shared_layers": 3,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 4,
+        "vocab_size_per_layer_input": 288,
+        "sliding_window": 12,
+        "final_logit_softcapping": 5.0,
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "proportional", "partial_rotary_factor": 0.5},
+                "rope_theta": 3000.0,
+            },
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         },
     },
@@ -100,35 +132,43 @@ ROPES: list[tuple[dict[str, Any], int, int]] = [
     ({**YARN, "attention_factor": 1.25}, 256, 256),
     ({**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}, 256, 256),
     ({**YARN, "factor": 1.0}, 64, 64),
+    ({"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0}, 256, 256),
 ]
 
 
 def random_weights(model: Any) -> None:
     """Values that let everything show: scales away from 1, biases, matrices of size 1/√in."""
     torch.manual_seed(0)
-    offset = "Gemma" in type(model).__name__
+    gemma = "Gemma" in type(model).__name__
+    offset = gemma and "Gemma4" not in type(model).__name__
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if parameter.ndim == 1 and "norm" in name:
                 parameter.uniform_(-0.5, 0.5) if offset else parameter.uniform_(0.5, 1.5)
+                if "Gemma4" in type(model).__name__ and ("q_norm" in name or "k_norm" in name):
+                    parameter.mul_(0.5)  # its scores are not scaled down otherwise
             elif parameter.ndim == 1:
                 parameter.normal_(0, 0.5)
             else:
-                embed = 0.2 if offset else 1.0
+                embed = 0.2 if gemma else 1.0
                 parameter.normal_(0, embed if "embed" in name else parameter.shape[-1] ** -0.5)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
 
 
 @torch.no_grad()
-def family_directory(path: Path, model_type: str, tokenizer: Path) -> dict[str, Any]:
+def family_directory(path: Path, name: str, tokenizer: Path) -> dict[str, Any]:
     """Write a tiny checkpoint; the logits of two rows of uneven lengths."""
-    fields = {k: v for k, v in {**SHARED, **FAMILIES[model_type]}.items() if v is not None}
+    fields = {k: v for k, v in {**SHARED, **FAMILIES[name]}.items() if v is not None}
+    model_type = fields.pop("model_type", name)
     config = AutoConfig.for_model(model_type, **fields)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval()
     random_weights(model)
     model.save_pretrained(path)
-    for name in TOKENIZER:
-        shutil.copyfile(tokenizer / name, path / name)
+    for file in TOKENIZER:
+        shutil.copyfile(tokenizer / file, path / file)
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(path, **options).eval()
     rng = np.random.default_rng(1)
@@ -166,11 +206,11 @@ def rope_table() -> list[dict[str, Any]]:
 
 def make_families(target: Path) -> None:
     """Write the checkpoints, each with its golden numbers beside it; tiny-tied is there already."""
-    for model_type in FAMILIES:
-        path = target / model_type
+    for name in FAMILIES:
+        path = target / name
         shutil.rmtree(path, ignore_errors=True)
-        golden = family_directory(path, model_type, target / "tiny-tied")
-        np.savez_compressed(target / f"{model_type}.npz", **golden)
+        golden = family_directory(path, name, target / "tiny-tied")
+        np.savez_compressed(target / f"{name}.npz", **golden)
     text = json.dumps(rope_table(), indent=0) + "\n"
     (target / "rope.json").write_text(text, encoding="utf-8")
 

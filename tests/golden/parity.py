@@ -22,7 +22,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from adapters import adapter_difference
 from exports import reference, reference_logits
-from families import LENGTHS
+from families import FAMILIES, LENGTHS
 from texts import family_differences
 
 from purepost.data.examples import Tokens, Tree
@@ -30,7 +30,6 @@ from purepost.data.pack import lay
 from purepost.models import Decoder
 from purepost.models.cache import decode, prefill, unstack
 from purepost.models.hub import load, save
-from purepost.models.hub.families import FAMILIES
 from purepost.text import Tokenizer
 from purepost.types import Rows, causal_rows
 
@@ -129,7 +128,7 @@ def export(case: Case) -> float:
 
 def template(case: Case) -> float:
     """How many texts differ."""
-    return float(len(family_differences(case.name)))
+    return float(len(family_differences(case.model.config.family)))
 
 
 def adapter(case: Case) -> float:
@@ -151,7 +150,7 @@ COLUMNS: dict[str, tuple[Callable[[Case], float], float]] = {
 def check_table(golden: Path, report: Callable[[str], None]) -> list[str]:
     """Print the table; the cells that are beyond their column's limit."""
     wrong: list[str] = []
-    report(" | ".join(["family".ljust(12), *(name.ljust(8) for name in COLUMNS)]))
+    report(" | ".join(["family".ljust(15), *(name.ljust(8) for name in COLUMNS)]))
     for name in FAMILIES:
         path = golden / name
         case = Case(name, path, *load(path), reference(path))
@@ -161,7 +160,7 @@ def check_table(golden: Path, report: Callable[[str], None]) -> list[str]:
             cells.append("equal" if found == 0 else f"{found:.1e}")
             if not found <= limit:  # NaN is not
                 wrong.append(f"{column} of {name}: {found:.1e}, beyond {limit:.0e}")
-        report(" | ".join([name.ljust(12), *(cell.ljust(8) for cell in cells)]))
+        report(" | ".join([name.ljust(15), *(cell.ljust(8) for cell in cells)]))
         jax.clear_caches()
     return wrong
 

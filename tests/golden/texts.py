@@ -39,6 +39,10 @@ FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": (("gemma3",), ("gemma3", "gemma3_training")),
+    "gemma4_text": (
+        ("gemma4",),
+        ("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5"),
+    ),
 }
 
 

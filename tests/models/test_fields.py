@@ -27,9 +27,11 @@ from purepost.models import (
     qwen3_moe,
 )
 from purepost.models.fields import COSMETIC
+from purepost.models.hub.documents import parse_config
 from purepost.models.hub.families import FAMILIES, family_of, model_table
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+ROOT = Path(__file__).parents[2]
 EVERY = pytest.mark.parametrize("name", list(FAMILIES))
 
 
@@ -123,9 +125,6 @@ def test_what_only_some_families_have() -> None:
         with pytest.raises(ValueError, match="got 'chunked_attention'"):
             layers = read(name).num_layers
             read(name, layer_types=["chunked_attention"] * layers)
-    for field, value in (("mlp_only_layers", [0]), ("decoder_sparse_step", 2)):
-        with pytest.raises(ValueError, match=f"expected {field} = "):
-            read("qwen3_moe", **{field: value})
     with pytest.raises(ValueError, match="at most 6 experts per token"):
         read("qwen3_moe", num_experts_per_tok=7)
     with pytest.raises(ValueError, match="expected attn_logit_softcapping = None of a gemma3_text"):
@@ -179,10 +178,18 @@ def test_an_unknown_family_is_an_error_that_names_the_known() -> None:
         family_of("mamba")
 
 
+def test_models_of_more_than_text_are_refused() -> None:
+    several = {"model_type": "gemma4", "text_config": stored("gemma4_text"), "vision_config": {}}
+    with pytest.raises(ValueError, match="expected a model of text alone, got .gemma4., which"):
+        parse_config(several)
+
+
 def test_the_table_has_a_row_for_each_family() -> None:
+    """README shows it as it is."""
     rows = model_table().splitlines()
     assert len(rows) == 2 + len(FAMILIES)
     assert all(f"`{name}`" in row for name, row in zip(FAMILIES, rows[2:], strict=True))
+    assert model_table() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 JSON = st.recursive(

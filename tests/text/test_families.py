@@ -63,6 +63,7 @@ def test_the_formats_are_the_published_ones() -> None:
         "qwen3": "<|im_start|>user\na<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>\n",
         "gemma2": "<s><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n",
+        "gemma4": "<s><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n",
         "deepseek-r1": "<s><｜User｜>a<｜Assistant｜>b<｜end▁of▁sentence｜>",
     }
     for family, text in expected.items():
@@ -87,6 +88,8 @@ def test_marked_masks_equal_transformers(base: Tokenizer) -> None:
         ("llama3", "turns", None),
         ("qwen2.5", "two calls", None),
         ("gemma3", "turns", None),
+        ("gemma4", "turns", None),
+        ("gemma4", "thinking", 1),
         ("qwen3-marked", "thinking", None),
         ("qwen3", "turn", None),
         ("qwen3", "thinking", 1),  # the reasoning of the first answer goes

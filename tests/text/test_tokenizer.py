@@ -91,6 +91,24 @@ def test_an_unknown_pre_tokenizer_or_vocabulary_is_an_error() -> None:
     assert "tekken" not in PATTERNS
 
 
+def test_merges_of_pieces_whose_spaces_are_written() -> None:
+    """As Gemma 4's: the merges say what is joined, in their order; what has no piece is bytes."""
+    tokens = ["<pad>", "<eos>", "<bos>", *(f"<0x{i:02X}>" for i in range(256)), *"▁abc"]
+    tokens += ["ab", "▁ab", "bc", "<turn|>"]
+    kinds = [3] * 3 + [6] * 256 + [1] * 7 + [3]
+    fields = byte_level_fields(None, tokens=tokens, token_type=kinds, model="gemma4")
+    fields |= {"tokenizer.ggml.merges": ["b c", "a b", "▁ ab"]}
+    fields |= {"tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 1}
+    tokenizer = Tokenizer.from_gguf(fields)
+    named = lambda text: [tokens[i] for i in tokenizer.encode(text)]  # noqa: E731
+    assert named("ab ab") == ["ab", "▁ab"]
+    assert named(" abc<turn|>") == ["▁", "a", "bc", "<turn|>"]
+    assert named("é b") == ["<0xC3>", "<0xA9>", "▁", "b"]
+    assert tokenizer.encode("a", add_special=True) == [2, tokens.index("a")]
+    for text in ("ab ab", " é  cab"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_bos_is_added_where_the_file_says_so() -> None:
     plain = Tokenizer.from_gguf(byte_level_fields())
     adding = Tokenizer.from_gguf(byte_level_fields(add_bos_token=True))

@@ -34,4 +34,7 @@ from .sequence import gmpo as gmpo
 from .sequence import gspo as gspo
 from .sequence import gspo_token as gspo_token
 from .sequence import vespo as vespo
+from .supervised import label_smoothed as label_smoothed
+from .supervised import probability as probability
+from .supervised import squared_normalizer as squared_normalizer
 from .value import clipped_value as clipped_value

@@ -111,6 +111,8 @@ def project(
 ) -> tuple[Float[Array, "*s h k"], Float[Array, "*s n k"], Float[Array, "*s n k"]]:
     """Rotated queries, rotated keys, and values of a layer that has its own."""
     w, normed = block.attention, norm(config, x, block.attention_norm)
+    if w.k is None:
+        raise ValueError("expected a layer with keys of its own, got one that reads another's")
     k = _heads(normed, w.k, w.k_bias, angles, subkey(key, 1))
     v = k if w.v is None else _heads(normed, w.v, w.v_bias, angles, subkey(key, 2))
     k = k if w.k_norm is None else norm(config, k, w.k_norm)
@@ -174,8 +176,7 @@ class Decoder(eqx.Module):
     """A decoder-only transformer over forest rows."""
 
     embed: Any  # a weight [v, d] of any kind, mostly a raw array
-    # Stacked: every leaf has a leading layer axis. Several stacks: each by its first layer.
-    layers: Block | dict[int, Block]
+    layers: Any  # a Block of all layers, stacked; several, if layers differ: {first layer: Block}
     norm: Float[Array, " d"]
     head: Weight | None  # [d, v]; None: the embeddings, transposed
     config: Config = eqx.field(static=True)
@@ -192,7 +193,7 @@ class Decoder(eqx.Module):
         x = self.lookup(rows.tokens)
         given = self.given(rows.tokens, x)
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
-        if not isinstance(self.layers, dict):
+        if len(config.runs) == 1:
             every = range(config.num_layers)
             x, (own, router) = _stack(config, every, self.layers, x, rows, keys, given)
             return norm(config, x, self.norm), KV(*own, router)
@@ -212,10 +213,20 @@ class Decoder(eqx.Module):
         router = jnp.concatenate(routers) if routers else None
         return norm(config, x, self.norm), KV(k, v, router)
 
+    @property
+    def one_stack(self) -> Block:
+        """All layers. Error: they are several stacks."""
+        if isinstance(self.layers, dict):
+            raise ValueError(
+                f"expected a model whose layers are all of one kind, got a {self.config.family} of "
+                f"{len(self.layers)} stacks; this works on one stack only"
+            )
+        return self.layers
+
     def given(
         self, tokens: Int[Array, "b *s"], x: Float[Array, "b *s d"]
     ) -> Float[Array, "l b *s p"] | None:
-        """What each layer is told of the tokens, where the family does that; x: their embeddings."""
+        """What each layer is told of the tokens, if the family does that; x: their embeddings."""
         if self.layer_inputs is None:
             return None
         return self.layer_inputs(tokens, x, self.config.norm_eps)
@@ -241,7 +252,7 @@ def _stack(
     keys: Key[Array, " b"] | None,
     given: Float[Array, "l b t p"] | None = None,
     shared: tuple[Float[Array, "b t n k"], Float[Array, "b t n k"]] | None = None,
-) -> tuple[Float[Array, "b t d"], tuple[tuple[Stacked, Stacked] | None, Array | None]]:
+) -> tuple[Float[Array, "b t d"], tuple[Any, Float[Array, "l b t e"] | None]]:
     """A stack of layers, one after another: the stream; their keys and values, if they have some of
     their own, and their routers' probabilities.
     """
@@ -321,9 +332,7 @@ def _random(key: KeyArray, dtype: DTypeLike, name: str, *shape: int) -> Array:
     return 1 / math.sqrt(shape[-2]) * jr.normal(named_key(key, name), shape, dtype)
 
 
-def _init_stack(
-    key: KeyArray, config: Config, layers: range, name: str, dtype: DTypeLike
-) -> Block:
+def _init_stack(key: KeyArray, config: Config, layers: range, name: str, dtype: DTypeLike) -> Block:
     """One stack of layers of one kind."""
     c, n, d, kind = config, len(layers), config.hidden_size, config.kinds[layers.start]
     heads, kv, own = c.num_heads * kind.head_dim, kind.kv_heads * kind.head_dim, kind.source is None

@@ -141,6 +141,7 @@ def rope_of(parameters: Json, theta: float, max_positions: int) -> tuple[float, 
         "dynamic": ("factor",),
         "llama3": (*_TRAINED, "low_freq_factor", "high_freq_factor"),
         "yarn": (*_TRAINED, "attention_factor", "beta_fast", "beta_slow", *_MSCALES, "truncate"),
+        "proportional": ("factor", "partial_rotary_factor"),
     }
     if not isinstance(kind, str) or kind not in known:
         raise ValueError(f"expected a RoPE type of {', '.join(known)}, got {kind!r}")
@@ -160,7 +161,7 @@ def rope_of(parameters: Json, theta: float, max_positions: int) -> tuple[float, 
 
 def _scaling(kind: str, p: Json, max_positions: int) -> RopeScaling:
     """The stretching of one kind."""
-    factor = number(p, "factor")
+    factor = number(p, "factor", 1.0 if kind == "proportional" else None)
     original = integer(p, "original_max_position_embeddings", max_positions)
     match kind:
         case "linear":
@@ -170,6 +171,8 @@ def _scaling(kind: str, p: Json, max_positions: int) -> RopeScaling:
             return RopeScaling(kind, factor, low, high, original)
         case "dynamic":
             return RopeScaling(kind, factor, original_max_positions=original)
+        case "proportional":
+            return RopeScaling(kind, factor, rotated=number(p, "partial_rotary_factor", 1.0))
     mscales = (optional_number(p, name) or 0.0 for name in _MSCALES)
     return RopeScaling(
         kind,
@@ -246,7 +249,11 @@ def rope_to_hf(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
             "beta_slow": scaling.beta_slow,
             "truncate": scaling.truncate,
         }
-    return {"rope_type": scaling.kind, "rope_theta": theta, "factor": scaling.factor, **more}
+    factor: dict[str, Any] = {"factor": scaling.factor}
+    if scaling.kind == "proportional":
+        more["partial_rotary_factor"] = scaling.rotated
+        factor = factor if scaling.factor != 1 else {}
+    return {"rope_type": scaling.kind, "rope_theta": theta, **factor, **more}
 
 
 def shared_to_hf(config: Config, architecture: str) -> dict[str, Any]:

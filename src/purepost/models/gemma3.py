@@ -62,7 +62,7 @@ GEMMA3_1B = _preset(Config(262144, 1152, 6912, 26, 4, 1, 256))
 def config_from_hf(config: Json) -> Config:
     """Our Config from a `config.json`. What would change the maths is an error."""
     check_fields(config, reads=_READS, neutral=_NEUTRAL)
-    full, local = _ropes(config)
+    full, local = ropes(config)
     plain = {**config, "rope_parameters": full, "rope_scaling": None}
     shared = as_gemma(shared_config(plain, head_dim=256, tied=True, rope_theta=1e6), "gemma3_text")
     pattern = integer(config, "sliding_window_pattern", PATTERN)
@@ -85,7 +85,7 @@ def config_from_hf(config: Json) -> Config:
     )
 
 
-def _ropes(config: Json) -> tuple[Json, Json]:
+def ropes(config: Json) -> tuple[Json, Json]:
     """The RoPE parameters of the layers without a window, and of those with one."""
     parameters = table(config, "rope_parameters")
     kinds = ("full_attention", "sliding_attention")

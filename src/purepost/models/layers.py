@@ -104,8 +104,8 @@ class Attention(eqx.Module):
     """Projections of grouped-query attention. Leaves may carry a leading layer axis."""
 
     q: Weight
-    k: Weight
-    v: Weight
+    k: Weight | None  # None: it attends to another layer's
+    v: Weight | None  # None: the keys, or another layer's
     o: Weight
     q_bias: Float[Array, "*l _"] | None = None
     k_bias: Float[Array, "*l _"] | None = None

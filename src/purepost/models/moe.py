@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from ..mean import Mean
 from ..types import Rows
 from ..weights import Weight, grouped_linear, linear
 from .layers import Activation, subkey
@@ -83,20 +84,39 @@ def real_tokens(rows: Rows) -> Bool[Array, "b t"]:
     return (rows.end > index) & ((rows.end > index + 1) | (rows.parent != index))
 
 
-def load_balancing_loss(
+def expert_shares(
     probabilities: Float[Array, "l b t e"], real: Bool[Array, "b t"], chosen: int
-) -> Float[Array, ""]:
-    """e · Σ_i f_i p_i: f_i the share of tokens that choose expert i, p_i its mean probability, over
-    the real tokens of all layers; `chosen` at an even load. Rows couple: it is of a whole batch.
-
-    Source: Fedus et al., Switch Transformers, 2101.03961, eq. 4-6, for several experts a token.
+) -> Float[Array, " e"]:
+    """f_i, the share of the real tokens of all layers that choose expert i; they add up to
+    `chosen`.
     """
     count = probabilities.shape[-1]
     _, experts = jax.lax.top_k(probabilities, chosen)
     picked = (experts[..., None] == jnp.arange(count, dtype=experts.dtype)).any(-2)
-    tokens = jnp.maximum(real.sum(dtype=jnp.float32) * probabilities.shape[0], 1)
+    return _mean(picked.astype(jnp.float32), real).value
 
-    def mean(x: Float[Array, "l b t e"]) -> Float[Array, " e"]:
-        return jnp.where(real[None, ..., None], x, 0.0).sum((0, 1, 2)) / tokens
 
-    return count * (mean(picked.astype(jnp.float32)) * mean(probabilities)).sum()
+def load_balance(
+    probabilities: Float[Array, "l b t e"], real: Bool[Array, "b t"], shares: Float[Array, " e"]
+) -> Mean:
+    """e · Σ_i f_i p_i, p_i the mean probability of expert i over the real tokens of all layers;
+    with the shares of the same tokens it is `chosen` at an even load.
+
+    Source: Fedus et al., Switch Transformers, 2101.03961, eq. 4-6, for several experts a token.
+    """
+    mean = _mean(probabilities, real)
+    factors = probabilities.shape[-1] * jax.lax.stop_gradient(shares)
+    return Mean((factors * mean.total).sum(), mean.weight[0])
+
+
+def load_balancing_loss(
+    probabilities: Float[Array, "l b t e"], real: Bool[Array, "b t"], chosen: int
+) -> Float[Array, ""]:
+    """`load_balance` by the tokens' own shares. Rows couple: it is of a whole batch."""
+    return load_balance(probabilities, real, expert_shares(probabilities, real, chosen)).value
+
+
+def _mean(x: Float[Array, "l b t e"], real: Bool[Array, "b t"]) -> Mean:
+    """Of every expert, over the real tokens of all layers."""
+    total = jnp.where(real[None, ..., None], x, 0.0).sum((0, 1, 2))
+    return Mean(total, jnp.full(total.shape, x.shape[0] * real.sum(dtype=jnp.float32)))

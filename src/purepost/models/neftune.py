@@ -48,6 +48,9 @@ class Neftune(eqx.Module):
         table = (embedded + noise.astype(embedded.dtype)).reshape(b * t, -1)
         places = jnp.arange(b * t, dtype=rows.tokens.dtype).reshape(b, t)
         noisy = eqx.tree_at(lambda m: m.embed, self.decoder, table)
+        if noisy.layer_inputs is not None:
+            told = lookup(noisy.layer_inputs.embed, rows.tokens).reshape(b * t, -1)
+            noisy = eqx.tree_at(lambda m: m.layer_inputs.embed, noisy, told)
         return noisy(eqx.tree_at(lambda r: r.tokens, rows, places), key=key)
 
     @property

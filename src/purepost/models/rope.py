@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-KINDS = ("linear", "dynamic", "llama3", "yarn")
+KINDS = ("linear", "dynamic", "llama3", "yarn", "proportional")
 
 Angles = tuple[Float[Array, "*s half"], Float[Array, "*s half"]]
 
@@ -23,7 +23,8 @@ class RopeScaling:
     "linear" divides all by the factor. "dynamic" raises the base as the model's positions grow
     past the trained ones (they are the model's, never a row's: a token's keys do not depend on
     what follows it). "llama3" divides long waves only, by wavelength; "yarn" by turns in the
-    trained context, and multiplies keys and queries by `attention_factor`.
+    trained context, and multiplies keys and queries by `attention_factor`. "proportional" divides
+    all, and turns the share `rotated` of a head's features only, the fastest.
     Source: Peng et al., YaRN, 2309.00071, §3.1-3.4; Llama 3.1's by wavelength.
     """
 
@@ -36,12 +37,15 @@ class RopeScaling:
     beta_fast: float = 32.0  # turns beyond which a wave is left as it is
     beta_slow: float = 1.0  # turns below which it takes all of the stretch
     truncate: bool = True  # the two bounds are rounded to whole features
+    rotated: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"expected a RoPE scaling of {', '.join(KINDS)}, got {self.kind!r}")
         if not self.factor > 0:
             raise ValueError(f"expected a RoPE factor above 0, got {self.factor}")
+        if not 0 < self.rotated <= 1:
+            raise ValueError(f"expected a share 0 < rotated ≤ 1, got {self.rotated}")
         if not self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"expected low_freq_factor below high_freq_factor, got {self.low_freq_factor} "
@@ -77,6 +81,9 @@ def rope_frequencies(
             ratio = max(1.0, max_positions / scaling.original_max_positions)
             longer = (factor * ratio - (factor - 1)) ** (head_dim / (head_dim - 2))
             return (1.0 / (theta * longer) ** exponents).astype(np.float32)
+        case "proportional":
+            turning = np.arange(head_dim // 2) < int(scaling.rotated * head_dim // 2)
+            return np.where(turning, frequencies / factor, 0.0).astype(np.float32)
         case "llama3":
             wavelengths = 2 * math.pi / frequencies
             low, high = scaling.low_freq_factor, scaling.high_freq_factor

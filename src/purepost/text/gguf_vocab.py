@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, rebuilt for the `tokenizers` library.
 
-Two kinds of vocabulary are common: byte-level BPE with merges ("gpt2"), cut into words first by a
-pattern that the file names, and SentencePiece BPE ("llama"), which has scores in place of merges.
+Kinds of vocabulary: byte-level BPE with merges ("gpt2"), cut into words first by a pattern that the
+file names; SentencePiece BPE ("llama"), which has scores in place of merges; and the same pieces
+with merges ("gemma4").
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "deepseek-r1-qwen": _QWEN2,
 }
 
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>")
 
 
 def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
@@ -54,9 +55,9 @@ def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
     fields of other types or lengths than the format's.
     """
     kind = fields.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise ValueError(
-            f"expected tokenizer.ggml.model 'gpt2' or 'llama', got {kind!r}; "
+            f"expected tokenizer.ggml.model 'gpt2', 'llama' or 'gemma4', got {kind!r}; "
             "load the model in Hugging Face layout"
         )
     # llama.cpp gives tokens that are empty a name, too
@@ -66,12 +67,12 @@ def backend_from_gguf(fields: Mapping[str, Any]) -> Backend:
         backend, pieces = _sentencepiece(fields, tokens, types)
     else:
         pieces = Pieces(tokens, [0.0] * len(tokens), types)
-        backend = _byte_level(fields, tokens)
+        backend = (_byte_level if kind == "gpt2" else _merged)(fields, tokens)
     add_special(backend, pieces)
     texts = pieces.of(USER_DEFINED)
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in texts])
     bos, eos = token_id(fields, "bos"), token_id(fields, "eos")
-    begins = bool(fields.get("tokenizer.ggml.add_bos_token", kind == "llama"))
+    begins = bool(fields.get("tokenizer.ggml.add_bos_token", kind != "gpt2"))
     ends = bool(fields.get("tokenizer.ggml.add_eos_token", False))
     add_ends(backend, bos=bos if begins else None, eos=eos if ends else None)
     return backend
@@ -149,6 +150,16 @@ def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str]) -> Backend:
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _merged(fields: Mapping[str, Any], tokens: Sequence[str]) -> Backend:
+    """Merges of characters, spaces written as ▁; what no piece has falls into byte tokens."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [_pair(merge, vocab) for merge in _texts(fields, "merges")]
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(space_normalizers(prefix=False))
+    backend.decoder = space_decoder(leading=0)
     return backend
 
 

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 TABLE = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
 TOKENS = sorted(TABLE["vocab"], key=TABLE["vocab"].get)[:288]
 
-# Of each layer; a Gemma 2 or 3 has the norms of the second table, in whose words
+# Of each layer; a Gemma 2, 3 or 4 has the norms of the second table, in whose words
 # `post_attention_layernorm` is another norm.
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -33,6 +33,12 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
 }
 FOUR_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -48,6 +54,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
 }
 
 
@@ -63,15 +70,18 @@ def stored_tensors(
 ) -> dict[str, np.ndarray]:
     """A checkpoint's tensors (float32) as the converter stores them, by its names."""
     architecture = ARCHITECTURES[config["model_type"]]
-    names = NAMES | (FOUR_NORMS if architecture in ("gemma2", "gemma3") else {})
+    names = NAMES | (FOUR_NORMS if architecture in ("gemma2", "gemma3", "gemma4") else {})
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     experts: dict[str, dict[int, np.ndarray]] = {}
     out: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
+        if name.endswith(".layer_scalar"):
+            out[f"blk.{name.split('.')[2]}.layer_output_scale.weight"] = value
+            continue
         stem, kind = name.rsplit(".", 1)
         if architecture == "llama" and stem.split(".")[-1] in heads:
             value = interleaved(value, heads[stem.split(".")[-1]])
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             value = value + np.float32(1)
         if not stem.startswith("model.layers."):
             out[f"{names[stem]}.{kind}"] = value
@@ -89,6 +99,8 @@ def stored_tensors(
 def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the converter keeps of a config.json."""
     kind = config["model_type"]
+    if kind == "gemma4_text":
+        return gemma4_metadata(config)
     values: dict[str, Any] = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -111,6 +123,36 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get(cap) is not None:
             values[cap] = config[cap]
     return values
+
+
+def gemma4_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What it keeps of a Gemma 4's."""
+    ropes, layers = config["rope_parameters"], config["num_hidden_layers"]
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = layers - config["num_kv_shared_layers"]
+    heads = config["num_key_value_heads"], config["num_global_key_value_heads"]
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": layers,
+        "feed_forward_length": [
+            config["intermediate_size"] * (1 + (i >= own)) for i in range(layers)
+        ],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": [heads[not local] for local in windowed],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": config["global_head_dim"],
+        "attention.value_length": config["global_head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
 
 
 def write_gguf(

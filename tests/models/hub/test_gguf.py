@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
-from purepost.models import Config, Decoder, init_decoder
+from purepost.models import Config, Decoder, RopeScaling, init_decoder
 from purepost.models.hub import load, save
 from purepost.models.hub.families import FAMILIES
 from purepost.models.hub.gguf import read_gguf
@@ -179,6 +179,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{**GEMMA, "post_norms": True, "qk_norm": True, "query_scale": 8**-0.5},
         **{"num_layers": 7, "windows": (12,) * 5 + (None, 12), "window_rope_theta": 10000.0},
     },
+    "gemma4_text": {
+        **{**GEMMA, "norm_offset": 0.0, "post_norms": True, "qk_norm": True, "value_norm": True},
+        **{"query_scale": 1.0, "layer_scale": True, "num_layers": 6, "final_softcap": 5.0},
+        **{"windows": (12, 12, None) * 2, "window_rope_theta": 50.0, "full_head_dim": 16},
+        **{"full_kv_heads": 1, "full_keys_as_values": True, "shared_kv_layers": 3},
+        **{"wide_shared_mlp": True, "layer_input_size": 4, "layer_input_vocab": 30},
+        "rope_scaling": RopeScaling("proportional", 1.0, rotated=0.25),
+    },
 }
 
 
@@ -196,6 +204,8 @@ def test_every_family_is_what_its_checkpoint_is(tmp_path: Path, family: str) -> 
     config, tensors = read_checkpoint(tmp_path / "hf")
     stored = stored_tensors(config, {name: tensors[name] for name in tensors})
     fields = metadata(config)
+    if family == "gemma4_text":  # of 8 pairs in a head 2 turn
+        stored["rope_freqs.weight"] = np.array([1, 1, *[1e30] * 6], np.float32)
     if family == "mistral":  # not in the converter's files, but some have it
         fields["attention.sliding_window"] = 12
     write_gguf(tmp_path / "m.gguf", stored, fields, architecture=ARCHITECTURES[family])
@@ -251,7 +261,7 @@ def test_what_is_not_supported_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             load(tmp_path / f"{i}.gguf")
     write_gguf(tmp_path / "phi.gguf", stored, TINY, architecture="phi3")
-    with pytest.raises(ValueError, match="architecture 'llama', .*'gemma3', got 'phi3'"):
+    with pytest.raises(ValueError, match="architecture 'llama', .*'gemma4', got 'phi3'"):
         load(tmp_path / "phi.gguf")
     none = {"rope_freqs.weight": llama3_factors(8192.0, 500.0, 8.0)}  # all 1: nothing to scale
     write_gguf(tmp_path / "none.gguf", {**stored, **none}, TINY)

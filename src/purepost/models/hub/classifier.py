@@ -18,7 +18,7 @@ from ..decoder import Config, init_decoder
 from ..heads import SequenceClassifier, ValueHead, reward_model
 from .convert import Names, Place, fill, on_default_device, tensors_from
 from .documents import make_config, parse_config
-from .families import family_of
+from .families import names_of
 from .fetch import fetch
 from .load import check_tokenizer, open_model
 from .safetensors import write_checkpoint
@@ -44,7 +44,7 @@ def load_classifier(
     `ValueHead(model.decoder, model.head)` makes a critic of one that has one score.
     """
     hf_config, tensors, tokenizer = open_model(fetch(source))
-    family, config = parse_config(hf_config)
+    _, config = parse_config(hf_config)
     check_tokenizer(tokenizer, config.vocab_size)
     if _SCORE not in tensors:
         raise ValueError(
@@ -59,7 +59,9 @@ def load_classifier(
         )
     make = partial(_random, config, shape[0])
     skeleton = eqx.filter_eval_shape(make, jr.key(0))
-    return LoadedClassifier(fill(skeleton, tensors, _names(family.names), dtype, place), tokenizer)
+    return LoadedClassifier(
+        fill(skeleton, tensors, _names(names_of(config)), dtype, place), tokenizer
+    )
 
 
 def save_classifier(
@@ -87,7 +89,7 @@ def save_classifier(
         "id2label": {str(i): f"LABEL_{i}" for i in labels},
         "label2id": {f"LABEL_{i}": i for i in labels},
     }
-    tensors = tensors_from(plain, _names(family_of(decoder.config.family).names))
+    tensors = tensors_from(plain, _names(names_of(decoder.config)))
     target = Path(directory).expanduser()
     also = tokenizer.save
     write_checkpoint(target, config, tensors, max_shard_bytes=max_shard_bytes, also=also)

@@ -5,7 +5,8 @@ expert's stands alone as well; ours are [layer, expert, in, out].
 """
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Set
 from typing import TypeVar
 
 import equinox as eqx
@@ -28,6 +29,8 @@ Names = Mapping[str, tuple[str, bool]]
 Place = Callable[[str, Tensor], Array]  # (a leaf's name, its values) → the leaf on its devices
 
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints store what follows from the configuration
+_STACK = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_KEYS = re.compile(r"\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.")
 _LISTED = 8  # names of each kind that an error lists
 _ALIGNMENT = 64  # bytes: what XLA wants of memory that it uses as it is
 
@@ -42,7 +45,17 @@ def hf_names(name: str, names: Names, shape: tuple[int, ...]) -> list[str]:
     for each layer and expert.
     """
     pattern, _ = names[name]
-    return [pattern.format(*index) for index in np.ndindex(*shape[: pattern.count("{}")])]
+    first = _first_layer(name)
+    return [
+        pattern.format(*(n + first for n in index[:1]), *index[1:])
+        for index in np.ndindex(*shape[: pattern.count("{}")])
+    ]
+
+
+def _first_layer(name: str) -> int:
+    """The first layer of a leaf's stack, which its name says where there are several."""
+    found = _STACK.search(name)
+    return int(found[1]) if found else 0
 
 
 def decoder_from_tensors(
@@ -57,8 +70,10 @@ def decoder_from_tensors(
     Raises: ValueError that lists missing and unexpected tensors and those of another shape.
     """
     skeleton = eqx.filter_eval_shape(init_decoder, jr.key(0), config)
-    repeated = _repeated_head(tensors, names) if config.tie_embeddings else None
-    return fill(skeleton, tensors, names, dtype, place, ignored=repeated)
+    ignored = _unused_keys(tensors, config)
+    if config.tie_embeddings:
+        ignored |= _repeated_head(tensors, names)
+    return fill(skeleton, tensors, names, dtype, place, ignored=ignored)
 
 
 def fill(
@@ -68,7 +83,7 @@ def fill(
     dtype: DTypeLike | None,
     place: Place,
     *,
-    ignored: str | None = None,
+    ignored: Set[str] = frozenset(),
 ) -> T:
     """The skeleton with the arrays that the tensors make in place of its shapes.
 
@@ -76,7 +91,7 @@ def fill(
     the host holds one tensor (and one leaf, where `place` moves it elsewhere). Raises: ValueError.
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(skeleton)}
-    _check_names(shapes, set(tensors) - {ignored}, names)
+    _check_names(shapes, set(tensors) - ignored, names)
     arrays: dict[str, Array] = {}
     for name, shape in shapes.items():
         arrays[name] = place(name, _read_leaf(name, shape, tensors, names, dtype))
@@ -154,11 +169,18 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _repeated_head(tensors: Mapping[str, Tensor], names: Names) -> str | None:
+def _repeated_head(tensors: Mapping[str, Tensor], names: Names) -> set[str]:
     """The output head's name, where a tied checkpoint repeats the embeddings under it."""
     head, embed = names["head"][0], names["embed"][0]
     both = head in tensors and embed in tensors
-    return head if both and np.array_equal(tensors[head], tensors[embed]) else None
+    return {head} if both and np.array_equal(tensors[head], tensors[embed]) else set()
+
+
+def _unused_keys(tensors: Mapping[str, Tensor], config: Config) -> set[str]:
+    """The keys and values that a checkpoint has of layers that attend to those of others."""
+    shared = {str(i) for i, kind in enumerate(config.kinds) if kind.source is not None}
+    found = ((name, _KEYS.search(name)) for name in tensors) if shared else ()
+    return {name for name, match in found if match is not None and match[1] in shared}
 
 
 def _report(count: int, problems: list[str]) -> str:

@@ -13,7 +13,7 @@ from .families import Family, family_of
 
 _MOST_BYTES = 2**27
 # No model has larger ones, and the product of any four can be counted in 64 bits.
-_MOST_SIZES = {"vocab_size": 2**24, "num_experts": 2**11}
+_MOST_SIZES = {"vocab_size": 2**24, "vocab_size_per_layer_input": 2**24, "num_experts": 2**11}
 _MOST_WIDTH = 2**19
 
 
@@ -49,6 +49,11 @@ def parse_config(hf_config: Mapping[str, Any]) -> tuple[Family, Config]:
     Raises: ValueError for a model that is not supported, and for what is missing or makes no sense.
     """
     kind = hf_config.get("model_type")
+    if isinstance(hf_config.get("text_config"), Mapping):
+        raise ValueError(
+            f"expected a model of text alone, got {kind!r:.80}, which reads other things too; save "
+            "its text model by itself, and load that"
+        )
     family = family_of(kind if isinstance(kind, str) else None)
     try:
         config = family.config_from_hf(hf_config)
@@ -61,9 +66,15 @@ def parse_config(hf_config: Mapping[str, Any]) -> tuple[Family, Config]:
         ) from error
     sizes = {
         "vocab_size": config.vocab_size,
+        "vocab_size_per_layer_input": config.layer_input_vocab,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads · head_dim": config.num_heads * config.head_dim,
+        "intermediate_size": max(kind.intermediate_size for kind in config.kinds),
+        "num_attention_heads · head_dim": max(
+            max(config.num_heads, kind.kv_heads) * kind.head_dim for kind in config.kinds
+        ),
+        "num_hidden_layers · hidden_size_per_layer_input": (
+            config.num_layers * config.layer_input_size
+        ),
         "num_experts": config.num_experts,
     }
     for name, size in sizes.items():

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .. import gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
+from .. import gemma, gemma2, gemma3, gemma4, llama, mistral, qwen2, qwen3, qwen3_moe
 from ..config import Config
+from ..names import DENSE
 
 
 class Family(NamedTuple):
@@ -37,7 +38,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": _family(qwen3, "qwen3", "Qwen3, dense", "norms of queries and keys"),
     "qwen3_moe": _family(
         *(qwen3_moe, "qwen3_moe", "Qwen3 30B-A3B, 235B-A22B"),
-        "a mixture of experts that drops no token, its load-balancing loss",
+        "experts in all layers or some, no token dropped; `balance.with_load_balancing`",
     ),
     "gemma": _family(gemma, "gemma", "Gemma 2B, 7B", "GELU, scaled embeddings, norms of 1 + scale"),
     "gemma2": _family(
@@ -45,6 +46,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma3_text": _family(
         gemma3, "gemma3", "Gemma 3, text", "five windows to one full layer, a RoPE for each kind"
+    ),
+    "gemma4_text": _family(
+        *(gemma4, "gemma4", "Gemma 4, text"),
+        "layers of several widths, shared keys and values, inputs of every layer",
     ),
 }
 
@@ -63,9 +68,25 @@ def family_of(model_type: str | None) -> Family:
     return found
 
 
+def names_of(config: Config) -> Mapping[str, tuple[str, bool]]:
+    """The names of a model's leaves. Where its layers are several stacks, a leaf is named by
+    the first layer of its stack: "layers.4.attention.q".
+    """
+    names = family_of(config.family).names
+    if len(config.runs) == 1:
+        return names
+    out = {name: entry for name, entry in names.items() if not name.startswith("layers.")}
+    for run in config.runs:
+        kind = config.kinds[run.start]
+        dense = {} if kind.experts or not config.num_experts else DENSE
+        for name, entry in {**names, **dense}.items():
+            stem, _, rest = name.partition(".")
+            if stem == "layers":
+                out[f"layers.{run.start}.{rest}"] = entry
+    return out
+
+
 def model_table() -> str:
     """README's table of the families."""
-    rows = [f"| {f.models} | `{name}` | {f.has} | {f.file} |" for name, f in FAMILIES.items()]
-    return "\n".join(
-        ["| models | model_type | beside Llama's | file |", "|---|---|---|---|", *rows]
-    )
+    rows = [f"| `{name}` ({f.models}) | {f.has} | {f.file} |" for name, f in FAMILIES.items()]
+    return "\n".join(["| model family | beside Llama's | file |", "|---|---|---|", *rows])

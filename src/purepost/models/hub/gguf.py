@@ -3,7 +3,7 @@
 Quantised tensors come out as the float32 values they stand for. What llama.cpp's converter changes
 is put back: the two halves of each head's query and key rows, which it interleaves for a Llama (its
 RoPE turns neighbours); Gemma's norms, which it stores with 1 added; the experts of a layer, which
-it stacks.
+it stacks. A Gemma 4's norms stay as they are.
 """
 
 import re
@@ -19,7 +19,14 @@ from .gguf_config import Stretch, config_from_gguf
 
 Tensor = Float[np.ndarray, "..."]
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -34,12 +41,18 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
-# Gemma 2 and 3 have a norm after attention and MLP as well as before.
+# Gemma 2, 3 and 4 have a norm after attention and MLP as well as before.
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_INPUTS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_SCALE = "layer_output_scale"  # whose name there has no ".weight"
 _EXPERTS = {f"ffn_{kind}_exps": f"mlp.experts.{{}}.{kind}_proj" for kind in ("gate", "up", "down")}
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
@@ -73,7 +86,7 @@ class GgufTensors(Mapping[str, Tensor]):
         if architecture == "llama":
             self._heads["q_proj"] = config["num_attention_heads"]
             self._heads["k_proj"] = config["num_key_value_heads"]
-        self._shifted = architecture.startswith("gemma")
+        self._shifted = architecture in ("gemma", "gemma2", "gemma3")
 
     def __getitem__(self, name: str) -> Tensor:
         stored, expert = self._sources[name]
@@ -120,8 +133,14 @@ def _sources(name: str, stored: Any, architecture: str) -> dict[str, _Source]:
     """Of a stored tensor, the Hugging Face names and what each is of it. A tensor that has no such
     name keeps its own, and shows as unexpected.
     """
-    layer = {**_LAYER, **(_FOUR_NORMS if architecture in ("gemma2", "gemma3") else {})}
+    layer = {**_LAYER}
+    if architecture in ("gemma2", "gemma3", "gemma4"):
+        layer |= _FOUR_NORMS
+    if architecture == "gemma4":
+        layer |= _INPUTS
     block = _BLOCK.fullmatch(name)
+    if block and block[2] == _SCALE:
+        return {f"model.layers.{block[1]}.layer_scalar": _Source(stored)}
     if block and block[2] in layer:
         return {f"model.layers.{block[1]}.{layer[block[2]]}.{block[3]}": _Source(stored)}
     if block and block[2] in _EXPERTS and len(stored.shape) == 3:

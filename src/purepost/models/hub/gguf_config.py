@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
 }
 # The largest Gemmas, by their layers, scale attention by the mean head size of the stream.
 _MEAN_SCALED = {"gemma2": 46, "gemma3": 62}
@@ -47,6 +48,16 @@ class Metadata:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, "a whole number ≥ 1", value)
+        return value
+
+    def each(self, name: str, layers: int, default: int | None = None) -> list[int]:
+        """A whole number ≥ 1 of every layer; one that is given once is that of all."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            return [self.size(name, default)] * layers
+        whole = all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in value)
+        if not whole or len(value) != layers:
+            raise self.wrong(name, f"{layers} whole numbers ≥ 1", value)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -85,17 +96,18 @@ def config_from_gguf(
     if len(shapes.get("token_embd.weight", ())) != 2:
         raise ValueError("expected token_embd.weight in the GGUF file, got none; make it again")
     meta = Metadata(fields, architecture)
-    if architecture == "llama" and meta.get("expert_count"):
+    if architecture in ("llama", "gemma4") and meta.get("expert_count"):
         raise ValueError("expected a dense model, got a mixture of experts; load another model")
     if architecture != "qwen2" and "blk.0.attn_q.bias" in shapes:
         raise ValueError(f"expected no biases in a {architecture}, got some; load another model")
+    if architecture == "gemma4":
+        return gemma4_config(meta, shapes, stretch)
     common = _common(meta, shapes, stretch)
     return {**common, **_special(meta, common)}
 
 
 def _common(meta: Metadata, shapes: Shapes, stretch: Stretch | None) -> dict[str, Any]:
-    """What every architecture has."""
-    model_type, name = ARCHITECTURES[meta.architecture]
+    """What every architecture has whose layers are of one size."""
     hidden, heads = meta.size("embedding_length"), meta.size("attention.head_count")
     head_dim = meta.size("attention.key_length", max(1, hidden // heads))
     for length in ("attention.value_length", "rope.dimension_count"):
@@ -103,19 +115,27 @@ def _common(meta: Metadata, shapes: Shapes, stretch: Stretch | None) -> dict[str
             raise meta.wrong(length, f"the head size {head_dim}", meta.get(length))
     theta = meta.number("rope.freq_base", 10000.0)
     return {
+        **_sizes(meta, shapes),
+        "intermediate_size": meta.size("feed_forward_length"),
+        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(meta, stretch, theta, head_dim),
+    }
+
+
+def _sizes(meta: Metadata, shapes: Shapes) -> dict[str, Any]:
+    """What no layer differs in."""
+    model_type, name = ARCHITECTURES[meta.architecture]
+    return {
         "architectures": [name],
         "model_type": model_type,
         "vocab_size": shapes["token_embd.weight"][0],
-        "hidden_size": hidden,
-        "intermediate_size": meta.size("feed_forward_length"),
+        "hidden_size": meta.size("embedding_length"),
         "num_hidden_layers": meta.size("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "num_attention_heads": meta.size("attention.head_count"),
         "max_position_embeddings": meta.size("context_length"),
         "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": theta,
-        "rope_scaling": _rope_scaling(meta, stretch, theta, head_dim),
         "tie_word_embeddings": "output.weight" not in shapes,
     }
 
@@ -169,6 +189,70 @@ def _gemma(meta: Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
         out["rope_theta"] = meta.number("rope.freq_base", 1e6)
         out["rope_local_base_freq"] = meta.number("rope.freq_base_swa", 10000.0)
     return out
+
+
+def gemma4_config(meta: Metadata, shapes: Shapes, stretch: Stretch | None) -> dict[str, Any]:
+    """A Gemma 4: the lengths are of the layers without a window, those of the others have a name of
+    their own; numbers that differ between layers are listed.
+    """
+    layers = meta.size("block_count")
+    types = _layer_types(meta, layers, 6)
+    full = types.index("full_attention") if "full_attention" in types else 0
+    local = types.index("sliding_attention") if "sliding_attention" in types else full
+    shared = meta.get("attention.shared_kv_layers")
+    shared = meta.size("attention.shared_kv_layers") if shared else 0
+    sizes = meta.each("feed_forward_length", layers)
+    kv_heads = meta.each("attention.head_count_kv", layers)
+    keys_as_values = f"blk.{full}.attn_v.weight" not in shapes
+    inputs = meta.get("embedding_length_per_layer_input")
+    cap = meta.get("final_logit_softcapping")
+    out = {
+        **_sizes(meta, shapes),
+        "intermediate_size": sizes[0],
+        "use_double_wide_mlp": sizes[-1] == 2 * sizes[0],
+        "num_key_value_heads": kv_heads[local],
+        "num_global_key_value_heads": kv_heads[full] if keys_as_values else None,
+        "head_dim": meta.size("attention.key_length_swa"),
+        "global_head_dim": meta.size("attention.key_length"),
+        "attention_k_eq_v": keys_as_values,
+        "num_kv_shared_layers": shared,
+        "layer_types": types,
+        "sliding_window": meta.size("attention.sliding_window", 512),
+        "final_logit_softcapping": None if cap is None else meta.number("final_logit_softcapping"),
+        "hidden_size_per_layer_input": inputs or 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_parameters": {
+            "full_attention": {
+                "rope_theta": meta.number("rope.freq_base", 1e6),
+                **_share_turned(stretch),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": meta.number("rope.freq_base_swa", 10000.0),
+            },
+        },
+    }
+    if inputs:
+        width = shapes.get("per_layer_token_embd.weight", (out["vocab_size"],))[0]
+        out["vocab_size_per_layer_input"] = width
+    if out["use_double_wide_mlp"] and not shared:
+        raise meta.wrong("feed_forward_length", "one size of all layers", sizes)
+    return out
+
+
+def _share_turned(stretch: Stretch | None) -> dict[str, Any]:
+    """RoPE of which some features turn, by the table that divides the frequencies of the others by
+    a number without end.
+    """
+    if stretch is None:
+        return {"rope_type": "default"}
+    turned = int((stretch == 1.0).sum())
+    if not turned or not (stretch[:turned] == 1.0).all() or not (stretch[turned:] >= 1e29).all():
+        raise ValueError(
+            "expected rope_freqs.weight of a gemma4 to be 1, then 1e30, got other factors; "
+            "load this model in Hugging Face layout"
+        )
+    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(stretch)}
 
 
 def _layer_types(meta: Metadata, layers: int, default: int) -> list[str]:

@@ -15,7 +15,7 @@ from ...weights import has_adapters, merge, without_lora
 from ..decoder import Decoder, init_decoder
 from .convert import Place, Tensor, decoder_from_tensors, fill, on_default_device, tensors_from
 from .documents import make_config, parse_config, write_object
-from .families import family_of
+from .families import names_of
 from .fetch import fetch
 from .gguf import read_gguf
 from .orbax import is_orbax, read_orbax, write_leaves
@@ -61,9 +61,10 @@ def load(
     if path.is_dir() and is_orbax(path):
         return _load_orbax(path, dtype, place)
     hf_config, tensors, tokenizer = open_model(path)
-    family, config = parse_config(hf_config)
+    _, config = parse_config(hf_config)
     check_tokenizer(tokenizer, config.vocab_size)
-    return Loaded(decoder_from_tensors(config, tensors, family.names, dtype, place), tokenizer)
+    model = decoder_from_tensors(config, tensors, names_of(config), dtype, place)
+    return Loaded(model, tokenizer)
 
 
 def open_model(path: Path) -> Opened:
@@ -107,7 +108,7 @@ def save(
         if has_adapters(model) and not merged:
             save_adapter(model, path / "adapter", base=str(target))
 
-    tensors = tensors_from(plain, family_of(model.config.family).names)
+    tensors = tensors_from(plain, names_of(model.config))
     write_checkpoint(target, config, tensors, max_shard_bytes=max_shard_bytes, also=also)
 
 

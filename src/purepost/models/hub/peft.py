@@ -21,7 +21,7 @@ from ...weights import add_lora, has_adapters
 from ..decoder import Decoder
 from .convert import Names, Tensor, hf_names
 from .documents import read_object, write_object
-from .families import family_of
+from .families import names_of
 from .safetensors import read_file, save_tensors, write_directory
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -58,12 +58,18 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     found = _adapters(model)
     if not found:
         raise ValueError("expected a model with adapters, got none; add_lora makes some")
-    names = family_of(model.config.family).names
+    names = names_of(model.config)
     tensors: dict[str, Tensor] = {}
     modules: dict[str, _Adapter] = {}
     for name, adapter in found.items():
         sources = hf_names(name, names, adapter.a.shape)
-        modules[sources[0].split(".")[-2]] = adapter
+        module = sources[0].split(".")[-2]
+        first = modules.setdefault(module, adapter)
+        if (first.rank, first.alpha) != (adapter.rank, adapter.alpha):
+            raise ValueError(
+                f"expected one rank and alpha of every {module}, got {first.rank}, {first.alpha} "
+                f"and {adapter.rank}, {adapter.alpha}; give all of its layers the same"
+            )
         for half, matrices in (("A", adapter.a), ("B", adapter.b)):
             each = np.asarray(matrices).reshape(-1, *matrices.shape[-2:])
             for source, matrix in zip(sources, each, strict=True):
@@ -92,7 +98,7 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
         raise ValueError("expected a model without adapters, got some; merge or remove them first")
     config = read_object(path / CONFIG)
     _check_supported(config)
-    names = family_of(model.config.family).names
+    names = names_of(model.config)
     matrices = _stack(model, read_file(path / WEIGHTS), names)
     adapted_names = sorted({leaf.rpartition(".")[0] for leaf in matrices})
     modules = {
