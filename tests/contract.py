@@ -30,7 +30,7 @@ from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows
-from purepost.weights import add_lora
+from purepost.weights import add_lora, int8, quantize
 from tests import distillations, preferences
 from tests.probe import Probe
 
@@ -375,5 +375,16 @@ PROBES |= distillations.PROBES | {
         tasks_and_rows,
         lambda models, metrics, data: 1.0 - float(metrics["rl/reward"].value),
         lora=(False,),
+    ),
+}
+
+# The same on frozen weights of four bits, or of eight: no algorithm knows.
+PROBES |= {
+    "sft on NF4": replace(PROBES["sft"], models=partial(quantize, block=8), lora=(True,)),
+    "grpo on NF4": replace(
+        PROBES["grpo"], models=lambda model: with_reference(quantize(model, block=8)), lora=(True,)
+    ),
+    "dpo on int8": replace(
+        PROBES["dpo"], models=lambda model: with_reference(quantize(model, kind=int8)), lora=(True,)
     ),
 }
