@@ -1,0 +1,89 @@
+"""What a compiled training step costs: FLOPs of its matrix products, and memory."""
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.random as jr
+from jaxtyping import PyTree
+
+from purepost import Algorithm, TrainState
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
+_RESULT = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
+_DOT = re.compile(r" dot\(%([\w.\-]+), .*lhs_contracting_dims=\{([\d,]*)\}")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n]
+
+
+def flops(hlo: str) -> float:
+    """Of the matrix products of a compiled program's text, a loop's as often as it runs. (XLA's own
+    count takes a loop's once.)
+    """
+    own: dict[str, float] = defaultdict(float)
+    called: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    name, entry, shapes = "", "", dict[str, list[int]]()
+    for line in hlo.splitlines():
+        if header := _COMPUTATION.match(line):
+            name, shapes = header[1], {}
+            entry = name if line.startswith("ENTRY") else entry
+        result = _RESULT.match(line)
+        if result:
+            shapes[result[1]] = _numbers(result[2])
+        if result and (dot := _DOT.search(line)):
+            inner = math.prod(shapes[dot[1]][axis] for axis in _numbers(dot[2]))
+            own[name] += 2.0 * math.prod(shapes[result[1]]) * inner
+        trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
+        called[name] += [(target, trips) for target in _CALLED.findall(line)]
+        for branches in _BRANCHES.findall(line):
+            called[name] += [(target.strip().lstrip("%"), 1) for target in branches.split(",")]
+
+    def total(name: str) -> float:
+        return own[name] + sum(trips * total(target) for target, trips in called[name])
+
+    return total(entry)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training step, compiled for one batch. Sizes in bytes."""
+
+    compiled: Any
+    flops: float
+    arguments: int  # weights, optimizer state, batch
+    temporary: int
+
+    @property
+    def peak(self) -> int:
+        """Arguments and what is made beside them; results take the place of arguments."""
+        return self.arguments + self.temporary
+
+
+def compile_step(
+    algorithm: Algorithm[Any, Any, Any], state: TrainState[Any], batch: PyTree
+) -> Program:
+    """The algorithm's update: ((params, opt_state), frozen, batch) → (params, opt_state)."""
+
+    def step(trained: Any, frozen: Any, batch: Any) -> Any:
+        params, opt_state = trained
+        now = TrainState(params, frozen, opt_state, state.extra, state.step)
+        new, _ = algorithm.update(algorithm.loss, jr.key(0), now, batch)
+        return new.params, new.opt_state
+
+    trained = (state.params, state.opt_state)
+    compiled = jax.jit(step, donate_argnums=0).lower(trained, state.frozen, batch).compile()
+    memory: Any = compiled.memory_analysis()
+    return Program(
+        compiled,
+        flops(compiled.as_text() or ""),
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+    )
