@@ -25,7 +25,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 IDS = np.random.default_rng(5).integers(3, 288, 40).astype(np.int32)
 
 
-def make_adapter(name: str, path: Path, base: Path) -> dict[str, np.ndarray]:
+def make_adapter(name: str, path: Path, base: Path) -> dict[str, Any]:
     """Write an adapter of random numbers by PEFT; the model's logits with it, and the adapter after
     one step on all tokens but the first.
     """

@@ -3,6 +3,7 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -35,7 +36,8 @@ def our_step(
     state = algorithm.init(jr.key(0), model)
     _, state, _ = next(train(algorithm, state, lambda step: rows, key=jr.key(0), steps=1))
     with tempfile.TemporaryDirectory() as folder:
-        save_adapter(state.models, Path(folder) / "after", base="owner/name")
+        trained: Any = state.models
+        save_adapter(trained, Path(folder) / "after", base="owner/name")
         tensors = read_file(Path(folder) / "after" / "adapter_model.safetensors")
         return logits, {name: np.array(tensors[name]) for name in tensors}
 

@@ -192,7 +192,7 @@ def test_keys_that_do_not_fit_are_errors(base: Decoder, tmp_path: Path) -> None:
         (r"unmatched key .*layers\.2", {f"{STEM}.2.self_attn.q_proj.lora_A.weight": ones}),
         (r"layers.attention.q.a lacks layers \[0\]", {q: None}),
         ("layers.attention.q.a has several shapes", {q: ones[:3]}),
-        ("stands without its other half", half),
+        ("layers.mlp.up.a stands without its b", half),
     ]
     for i, (message, edit) in enumerate(cases):
         path = copied(GOLDEN / "adapter", tmp_path / str(i))
@@ -215,7 +215,7 @@ def test_shapes_that_do_not_fit_are_errors(base: Decoder, tmp_path: Path) -> Non
 def test_what_is_not_supported_is_an_error(base: Decoder, tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("peft_type = 'LORA' in adapter_config.json, got 'IA3'", {"peft_type": "IA3"}),
-        ("use_dora = False", {"use_dora": True}),
+        ("layers.attention.q.[ab] stands without its magnitude", {"use_dora": True}),
         ("layer_replication = None", {"layer_replication": [[0, 2]]}),
         ("init_lora_weights = True in .*, got 'pissa'", {"init_lora_weights": "pissa"}),
         ("one rank and alpha in all layers", {"alpha_pattern": {"layers.0.self_attn.q_proj": 1}}),

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ...tree import named_leaves
+from ...weights import is_kind
 from ..decoder import Decoder
 from .convert import Tensor
 from .documents import read_object
@@ -72,9 +73,14 @@ def read_orbax(directory: Path) -> tuple[dict[str, Any], OrbaxLeaves]:
 
 
 def write_leaves(model: Decoder, directory: Path) -> None:
-    """Write a model's arrays into the directory."""
+    """Write a model's arrays into the directory. Raises: ValueError for weights that are no arrays."""
     import orbax.checkpoint as ocp
 
+    for name, leaf in named_leaves(model, is_kind):
+        if is_kind(leaf):
+            raise ValueError(
+                f"expected only plain weights, got {name}; merge and dequantize the model first"
+            )
     leaves = dict(named_leaves(eqx.filter(model, eqx.is_array)))
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((directory / WEIGHTS).absolute(), leaves)

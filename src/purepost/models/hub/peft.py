@@ -1,7 +1,8 @@
 """LoRA adapters in the layout of PEFT: adapter_config.json and adapter_model.safetensors.
 
 On disk lora_A is [r, in] and lora_B [out, r], one pair per layer; ours are [layer, in, r] and
-[layer, r, out]. Each expert has a pair of its own there, as its weights have.
+[layer, r, out]. Each expert has a pair of its own there, as its weights have. DoRA's magnitudes
+are a vector beside each pair.
 """
 
 import re
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...tree import map_named, named_leaves
-from ...weights import add_lora, has_adapters
+from ...weights import add_lora, has_adapters, is_kind, shape_of
 from ..decoder import Decoder
 from .convert import Names, Tensor, hf_names
 from .documents import read_object, write_object
@@ -29,16 +30,21 @@ _PREFIX = "base_model.model."
 _LARGEST = 1e9
 _REPEATS = re.compile(r"[*+{]")  # in a pattern: each multiplies the ways to match
 _SLOW = re.compile(r"\)[*+{]|\\\d")  # repeated groups and back references: ways without bound
-_KEY = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])(?:\.default)?\.weight")
+_KEY = re.compile(
+    re.escape(_PREFIX)
+    + r"(.+)\.lora_(?:([AB])(?:\.default)?\.weight|embedding_([AB])(?:\.default)?"
+    + r"|(magnitude)_vector(?:\.default)?(?:\.weight)?)"
+)
 
 
 class _Adapter(NamedTuple):
-    """One of our adapted weights: its two matrices and their scale."""
+    """One of our adapted weights: its two matrices, their scale, and DoRA's magnitudes."""
 
     a: Float[Array, "*l i r"]
     b: Float[Array, "*l r o"]
     scale: float
     dropout: float
+    magnitude: Float[Array, "*l o"] | None
 
     @property
     def rank(self) -> int:
@@ -53,11 +59,12 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     """Write the model's adapters; `base` names the model they belong to (a hub id or a directory).
 
     The scale is written as α/r, whatever rule made it. Raises: ValueError for a model without
-    adapters, or when something is there already.
+    adapters, for adapters that PEFT does not have, or when something is there already.
     """
     found = _adapters(model)
     if not found:
         raise ValueError("expected a model with adapters, got none; add_lora makes some")
+    _check_writable(model, found)
     names = names_of(model.config)
     tensors: dict[str, Tensor] = {}
     modules: dict[str, _Adapter] = {}
@@ -70,11 +77,10 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
                 f"expected one rank and alpha of every {module}, got {first.rank}, {first.alpha} "
                 f"and {adapter.rank}, {adapter.alpha}; give all of its layers the same"
             )
-        for half, matrices in (("A", adapter.a), ("B", adapter.b)):
-            each = np.asarray(matrices).reshape(-1, *matrices.shape[-2:])
-            for source, matrix in zip(sources, each, strict=True):
-                stem = _PREFIX + source.removesuffix(".weight")
-                tensors[f"{stem}.lora_{half}.weight"] = matrix.T
+        for ending, stacked, axes in _parts(name, adapter):
+            each = np.asarray(stacked).reshape(-1, *stacked.shape[stacked.ndim - axes :])
+            for source, part in zip(sources, each, strict=True):
+                tensors[_PREFIX + source.removesuffix(".weight") + ending] = part.T
     config = _config(modules, base)
 
     def write(path: Path) -> None:
@@ -99,7 +105,8 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
     config = read_object(path / CONFIG)
     _check_supported(config)
     names = names_of(model.config)
-    matrices = _stack(model, read_file(path / WEIGHTS), names)
+    dora = bool(config.get("use_dora"))
+    matrices = _stack(model, read_file(path / WEIGHTS), names, dora)
     adapted_names = sorted({leaf.rpartition(".")[0] for leaf in matrices})
     modules = {
         name: [
@@ -123,6 +130,7 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
         ranks={_any_of([name]): rank for name, (rank, _) in settings.items()},
         alphas={_any_of([name]): alpha for name, (_, alpha) in settings.items()},
         dropout=_number(config, "lora_dropout", 0.0),
+        dora=dora,
     )
     return map_named(lambda name, x: _replace(name, x, matrices.get(name)), adapted)
 
@@ -130,9 +138,33 @@ def load_adapter(model: Decoder, directory: str | Path) -> Decoder:
 def _read(w: Any) -> _Adapter | None:
     """The parts of an adapted weight, None for anything else."""
     match w:
-        case eqx.Module(a=a, b=b, scale=scale, dropout=dropout):
-            return _Adapter(a, b, scale, dropout)
+        case eqx.Module(a=a, b=b, scale=scale, dropout=dropout, magnitude=magnitude):
+            return _Adapter(a, b, scale, dropout, magnitude)
     return None
+
+
+def _parts(name: str, adapter: _Adapter) -> list[tuple[str, Float[Array, "..."], int]]:
+    """(how the key on disk ends, our array, its axes in one layer) of everything to be written."""
+    a, b = (f".lora_embedding_{x}" if name == "embed" else f".lora_{x}.weight" for x in "AB")
+    parts = [(a, adapter.a, 2), (b, adapter.b, 2)]
+    if adapter.magnitude is not None:
+        parts.append((".lora_magnitude_vector", adapter.magnitude, 1))
+    return parts
+
+
+def _check_writable(model: Decoder, found: Mapping[str, _Adapter]) -> None:
+    """Raise for adapters that mean something else to PEFT."""
+    if "embed" in found and model.head is None:
+        raise ValueError(
+            "expected no adapter on embeddings that are the head as well, got one on embed: PEFT's "
+            "changes the lookup alone; merge the model"
+        )
+    dora = {name for name, adapter in found.items() if adapter.magnitude is not None}
+    if "embed" in dora or dora not in (set(), set(found)):
+        raise ValueError(
+            f"expected DoRA on every adapted matrix, or on none, and not on embed, got it on "
+            f"{sorted(dora)} of {sorted(found)}: PEFT has one setting for all; merge the model"
+        )
 
 
 def _replace(name: str, old: Any, new: Tensor | None) -> Any:
@@ -171,7 +203,7 @@ def _config(modules: Mapping[str, _Adapter], base: str) -> dict[str, Any]:
         "fan_in_fan_out": False,
         "modules_to_save": None,
         "use_rslora": False,
-        "use_dora": False,
+        "use_dora": any(adapter.magnitude is not None for adapter in modules.values()),
         "rank_pattern": {name: x.rank for name, x in modules.items() if x.rank != rank},
         "alpha_pattern": {
             name: _integral(x.alpha) for name, x in modules.items() if x.alpha != alpha
@@ -189,7 +221,6 @@ def _check_supported(config: Mapping[str, Any]) -> None:
     expected = {
         "peft_type": "LORA",
         "bias": "none",
-        "use_dora": False,
         "use_qalora": False,
         "use_bdlora": None,
         "lora_bias": False,
@@ -214,33 +245,28 @@ def _check_supported(config: Mapping[str, Any]) -> None:
             )
 
 
-def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    """The adapter's matrices as our leaves: "layers.attention.q.a" [l, in, r], ".b" [l, r, out].
+def _stack(
+    model: Decoder, tensors: Mapping[str, Tensor], names: Names, dora: bool
+) -> dict[str, Tensor]:
+    """The adapter's matrices as our leaves: "layers.attention.q.a" [l, in, r], ".b" [l, r, out],
+    and of DoRA ".magnitude" [l, out].
 
     Raises: ValueError that lists keys of no weight of ours, layers left out, and uneven ranks.
     """
-    shapes = {name: x.shape for name, x in named_leaves(model) if name in names and names[name][1]}
+    matrices = {name for name in names if names[name][1]}
+    if model.head is not None and not dora:
+        matrices.add("embed")
+    leaves = named_leaves(model, is_kind)
+    shapes = {name: shape_of(x) for name, x in leaves if name in matrices}
     sources = {name: hf_names(name, names, shape) for name, shape in shapes.items()}
     where = {
         source.removesuffix(".weight"): (name, i)
         for name, all_ in sources.items()
         for i, source in enumerate(all_)
     }
-    parts: dict[str, dict[int, Tensor]] = {}
-    problems: list[str] = []
-    for key in tensors:
-        found = _KEY.fullmatch(key)
-        if found is None or found[1] not in where:
-            problems.append(f"unmatched key {key}")
-            continue
-        name, i = where[found[1]]
-        matrix = tensors[key]
-        if matrix.ndim != 2 or not jnp.issubdtype(matrix.dtype, jnp.floating):
-            problems.append(f"{key} of shape {matrix.shape} and dtype {matrix.dtype}, no matrix")
-            continue
-        parts.setdefault(f"{name}.{found[2].lower()}", {})[i] = matrix.T
+    parts, problems = _by_leaf(tensors, where, dora)
     for leaf, by_layer in parts.items():
-        name, _, half = leaf.rpartition(".")
+        name = leaf.rpartition(".")[0]
         lacking = sorted(set(range(len(sources[name]))) - set(by_layer))
         kinds = sorted({matrix.shape for matrix in by_layer.values()})
         if lacking:
@@ -248,8 +274,9 @@ def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[
             problems.append(f"{leaf} lacks layers {layers}")
         if len(kinds) > 1:
             problems.append(f"{leaf} has several shapes {kinds}")
-        if f"{name}.{'b' if half == 'a' else 'a'}" not in parts:
-            problems.append(f"{leaf} stands without its other half")
+        lone = [x for x in ("a", "b", *["magnitude"] * dora) if f"{name}.{x}" not in parts]
+        if lone:
+            problems.append(f"{leaf} stands without its {' and '.join(lone)}")
     if problems or not parts:
         raise ValueError(
             f"expected an adapter of every layer of this model, got: "
@@ -262,6 +289,30 @@ def _stack(model: Decoder, tensors: Mapping[str, Tensor], names: Names) -> dict[
         each = np.stack([by_layer[i] for i in range(len(by_layer))])
         out[leaf] = each.reshape(*lead, *each.shape[1:])
     return out
+
+
+def _by_leaf(
+    tensors: Mapping[str, Tensor], where: Mapping[str, tuple[str, int]], dora: bool
+) -> tuple[dict[str, dict[int, Tensor]], list[str]]:
+    """The tensors by our leaf and place in it, given each module's weight and place; and what is
+    wrong with the others.
+    """
+    parts: dict[str, dict[int, Tensor]] = {}
+    problems: list[str] = []
+    for key in tensors:
+        found = _KEY.fullmatch(key)
+        name, i = where.get(found[1], ("", 0)) if found else ("", 0)
+        half = found and (found[3] if name == "embed" else found[2] or (dora and found[4]))
+        if not name or not half:
+            problems.append(f"unmatched key {key}")
+            continue
+        tensor = tensors[key]
+        axes = 1 if half == "magnitude" else 2
+        if tensor.ndim != axes or not jnp.issubdtype(tensor.dtype, jnp.floating):
+            problems.append(f"{key} of shape {tensor.shape} and dtype {tensor.dtype}, no matrix")
+            continue
+        parts.setdefault(f"{name}.{half.lower()}", {})[i] = tensor.T
+    return parts, problems
 
 
 def _settings(
