@@ -64,8 +64,11 @@ def decoder_from_tensors(
     names: Names,
     dtype: DTypeLike | None,
     place: Place = on_default_device,
+    *,
+    made: Callable[[Decoder], Mapping[str, PyTree]] = lambda skeleton: {},
 ) -> Decoder:
     """The model that a checkpoint's tensors make, in `dtype`, or None: in the dtype on disk.
+    `made(skeleton)` are weights that need not be read any more, by path.
 
     Raises: ValueError that lists missing and unexpected tensors and those of another shape.
     """
@@ -73,7 +76,12 @@ def decoder_from_tensors(
     ignored = _unused_keys(tensors, config)
     if config.tie_embeddings:
         ignored |= _repeated_head(tensors, names)
-    return fill(skeleton, tensors, names, dtype, place, ignored=ignored)
+    ready = made(skeleton)
+    shapes = {name: leaf.shape for name, leaf in named_leaves(skeleton)}
+    ignored |= {source for name in ready for source in hf_names(name, names, shapes[name])}
+    rest = map_named(lambda name, x: None if name in ready else x, skeleton)
+    filled = fill(rest, tensors, names, dtype, place, ignored=ignored)
+    return map_named(lambda name, x: ready.get(name, x), filled, lambda x: x is None)
 
 
 def fill(
@@ -106,7 +114,9 @@ def tensors_from(model: PyTree, names: Names) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for name, leaf in named_leaves(eqx.filter(model, eqx.is_array)):
         if name not in names:
-            raise ValueError(f"expected only plain weights, got {name}; merge the model first")
+            raise ValueError(
+                f"expected only plain weights, got {name}; merge and dequantize the model first"
+            )
         pattern, transposed = names[name]
         array = np.asarray(leaf)
         each = array.reshape(-1, *array.shape[pattern.count("{}") :])

@@ -1,6 +1,6 @@
 """Models in one GGUF file: configuration, weights under their Hugging Face names, and tokenizer.
 
-Quantised tensors come out as the float32 values they stand for. What llama.cpp's converter changes
+Quantised tensors come out as the float32 values they stand for, or as codes and scales. What llama.cpp's converter changes
 is put back: the two halves of each head's query and key rows, which it interleaves for a Llama (its
 RoPE turns neighbours); Gemma's norms, which it stores with 1 added; the experts of a layer, which
 it stacks. A Gemma 4's norms stay as they are.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from ...text.tokenizer import Tokenizer
 from .gguf_config import Stretch, config_from_gguf
@@ -89,14 +89,26 @@ class GgufTensors(Mapping[str, Tensor]):
         self._shifted = architecture in ("gemma", "gemma2", "gemma3")
 
     def __getitem__(self, name: str) -> Tensor:
-        stored, expert = self._sources[name]
-        if expert is not None:
-            stored = stored._replace(shape=stored.shape[1:], data=stored.data[expert])
-        value = stored.values()
+        value = self._stored(name).values()
         if self._shifted and name.endswith("norm.weight"):
             value -= 1
         heads = self._heads.get(name.split(".")[-2])
         return value if heads is None else _halves(name, value, heads)
+
+    def blocks(self, name: str) -> Any:
+        """Codes and scales, as `gguf_blocks.Blocks`, of a tensor whose type is ours too; else None."""
+        from .gguf_blocks import blocks_of
+
+        found, heads = blocks_of(self._stored(name)), self._heads.get(name.split(".")[-2])
+        if found is None or heads is None:
+            return found
+        return type(found)(*(_halves(name, part, heads) for part in found))
+
+    def _stored(self, name: str) -> Any:
+        stored, expert = self._sources[name]
+        if expert is None:
+            return stored
+        return stored._replace(shape=stored.shape[1:], data=stored.data[expert])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -150,7 +162,7 @@ def _sources(name: str, stored: Any, architecture: str) -> dict[str, _Source]:
     return {f"{_TOP[top]}.{kind}" if top in _TOP else name: _Source(stored)}
 
 
-def _halves(name: str, value: Float[np.ndarray, "o *i"], heads: int) -> Float[np.ndarray, "o *i"]:
+def _halves(name: str, value: Shaped[np.ndarray, "o *i"], heads: int) -> Shaped[np.ndarray, "o *i"]:
     """Each head's rows from interleaved pairs back to two halves."""
     if value.shape[0] % (2 * heads):
         raise ValueError(

@@ -1,6 +1,7 @@
 """Models in and out, whatever form they come in."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ def load(
     *,
     dtype: DTypeLike | None = jnp.float32,
     place: Place = on_default_device,
+    quantized: bool = False,
 ) -> Loaded:
     """A model and its tokenizer from a directory in Hugging Face layout or by Orbax, a GGUF file, a
     hub id, "smollm2-135m", the default model, or "gemma3-270m", to which Google's Gemma terms of
@@ -54,16 +56,27 @@ def load(
     `place(name, values)` puts each leaf where it shall lie as soon as it is read, so that no
     device, and no host beside the file's cache, ever holds more than its part and one leaf:
     `lambda name, x: sharding.place({name: x}, mesh, rules)[name]`.
+    `quantized` keeps the matrices of a GGUF file in Q8_0 and Q4_0 in these bits, to train adapters on.
     Raises: FileNotFoundError for what is not there; ValueError for an unknown name or family,
     tensors that do not fit the configuration, and a tokenizer with more ids than the embeddings.
     """
     path = fetch(source)
+    if quantized and path.suffix != ".gguf":
+        raise ValueError(
+            f"expected a GGUF file to keep its quantised weights, got {path}; load it as it is, and "
+            "quantize the model"
+        )
     if path.is_dir() and is_orbax(path):
         return _load_orbax(path, dtype, place)
     hf_config, tensors, tokenizer = open_model(path)
     _, config = parse_config(hf_config)
     check_tokenizer(tokenizer, config.vocab_size)
-    model = decoder_from_tensors(config, tensors, names_of(config), dtype, place)
+    names, made = names_of(config), lambda skeleton: {}
+    if quantized:
+        from .gguf_blocks import kept_weights
+
+        made = partial(kept_weights, tensors, names, jnp.float32 if dtype is None else dtype, place)
+    model = decoder_from_tensors(config, tensors, names, dtype, place, made=made)
     return Loaded(model, tokenizer)
 
 
