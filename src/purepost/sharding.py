@@ -43,21 +43,26 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = AXES[:-1]
 
 
+_QUANTIZED = r"\.(codes|scales(\.codes)?)$"
+
+
 def matrix(pattern: str, inner: str | None, outer: str | None) -> Rules:
     """The rules of the weights [..., in, out] whose path ends in `pattern`, adapters included.
 
     An adapter's A [in, r] and B [r, o] are cut as their base is, along its own in and out; the
-    rank stays whole, and the side that does not divide is replicated.
+    rank stays whole, and the side that does not divide is replicated. So are codes and scales of
+    a quantised weight.
     """
     return (
         (rf"(^|\.){pattern}\.a$", P(inner, None), P()),
         (rf"(^|\.){pattern}\.b$", P(None, outer), P()),
         (rf"(^|\.){pattern}(\.base)*$", P(inner, outer)),
+        (rf"(^|\.){pattern}(\.base)*{_QUANTIZED}", P(inner, outer), P(None, outer), P()),
     )
 
 
-# Norms and biases are vectors: small, and needed whole.
-_VECTORS: Rules = ((r"(norm|bias)\w*$|(^|\.)scale$", P()),)
+# Norms, biases and the like are vectors: small, and needed whole.
+_VECTORS: Rules = ((r"(norm|bias)\w*$|(^|\.)scale$|magnitude$|scales\.(outer|offset)$", P()),)
 
 # The batch is divided, every leaf is replicated.
 DATA_PARALLEL: Rules = ((r"", P()),)
@@ -67,6 +72,7 @@ FSDP: Rules = (
     *_VECTORS,
     (r"\.a$", P("fsdp", None), P()),
     (r"\.b$", P(None, "fsdp"), P()),
+    (_QUANTIZED, P("fsdp", None), P(None, "fsdp"), P()),
     (r"", P("fsdp", None), P(None, "fsdp")),
 )
 
@@ -82,6 +88,7 @@ TENSOR_PARALLEL: Rules = (
     (r"(^|\.)embed$", P(("tensor", "fsdp"), None), P(None, "fsdp")),
     (r"(^|\.)head$", P("fsdp", "tensor"), P("fsdp", None)),
     (r"mlp\.router$", P("fsdp", None), P()),
+    (_QUANTIZED, P("fsdp", None), P()),  # of embeddings and head
 )
 
 

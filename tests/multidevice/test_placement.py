@@ -26,7 +26,7 @@ from purepost.sharding import (
 )
 from purepost.tree import named_leaves
 from purepost.types import causal_rows
-from purepost.weights import add_lora, without_lora
+from purepost.weights import add_lora, int8, quantize, without_lora
 
 
 def specs(tree: PyTree) -> dict[str, P]:
@@ -64,6 +64,22 @@ def test_adapters_are_cut_as_their_base(model: Decoder, key: jax.Array) -> None:
     found = specs(place(adapted, make_mesh(fsdp=8), FSDP))
     assert found["layers.mlp.up.a"] == P(None, "fsdp")
     assert found["layers.mlp.up.b"] == P(None, None, "fsdp")
+
+
+def test_quantised_weights_are_cut_as_the_dense_ones(model: Decoder, key: jax.Array) -> None:
+    """Codes along in and out; scales where they divide; what is small stays whole."""
+    adapted = add_lora(quantize(model, block=8), rank=2, dora=True, key=key)
+    found = specs(place(adapted, make_mesh(data=2, fsdp=2, tensor=2), TENSOR_PARALLEL))
+    assert found["layers.mlp.up.base.codes"] == P(None, "fsdp", "tensor")
+    assert found["layers.mlp.up.base.scales.codes"] == P(None, "fsdp", "tensor")
+    assert found["layers.mlp.up.base.scales.outer"] == found["layers.mlp.up.magnitude"] == P()
+    assert found["layers.mlp.down.base.codes"] == P(None, "tensor", "fsdp")
+    channels = specs(place(quantize(model, kind=int8), make_mesh(fsdp=8), FSDP))
+    assert channels["layers.mlp.up.codes"] == P(None, "fsdp")
+    assert channels["layers.mlp.up.scales"] == P(None, None, "fsdp")  # one for each output
+    rows = causal_rows(jnp.ones((8, 6), jnp.int32), jnp.full(8, 6))
+    placed = place(adapted, make_mesh(data=2, fsdp=2, tensor=2), TENSOR_PARALLEL)
+    np.testing.assert_allclose(jax.jit(lambda m: m(rows)[0])(placed), adapted(rows)[0], atol=1e-4)
 
 
 def test_first_match_and_first_fit_win(key: jax.Array) -> None:
