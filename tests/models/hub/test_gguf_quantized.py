@@ -17,7 +17,6 @@ from purepost.weights import Quantized, dequantize, is_kind
 from tests.compare import assert_same_bits
 from tests.models.hub.gguf_files import GOLDEN, stored_tensors, write_gguf
 
-
 CONFIG = Config(
     vocab_size=288,
     hidden_size=32,

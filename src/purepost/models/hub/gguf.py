@@ -1,9 +1,9 @@
 """Models in one GGUF file: configuration, weights under their Hugging Face names, and tokenizer.
 
-Quantised tensors come out as the float32 values they stand for, or as codes and scales. What llama.cpp's converter changes
-is put back: the two halves of each head's query and key rows, which it interleaves for a Llama (its
-RoPE turns neighbours); Gemma's norms, which it stores with 1 added; the experts of a layer, which
-it stacks. A Gemma 4's norms stay as they are.
+Quantised tensors come out as the float32 values they stand for, or as codes and scales. What
+llama.cpp's converter changes is put back: the two halves of each head's query and key rows, which
+it interleaves for a Llama (its RoPE turns neighbours); Gemma's norms, which it stores with 1 added;
+the experts of a layer, which it stacks. A Gemma 4's norms stay as they are.
 """
 
 import re
@@ -96,7 +96,7 @@ class GgufTensors(Mapping[str, Tensor]):
         return value if heads is None else _halves(name, value, heads)
 
     def blocks(self, name: str) -> Any:
-        """Codes and scales, as `gguf_blocks.Blocks`, of a tensor whose type is ours too; else None."""
+        """Its `gguf_blocks.Blocks`, where its type is one of ours; else None."""
         from .gguf_blocks import blocks_of
 
         found, heads = blocks_of(self._stored(name)), self._heads.get(name.split(".")[-2])

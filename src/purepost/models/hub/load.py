@@ -56,15 +56,15 @@ def load(
     `place(name, values)` puts each leaf where it shall lie as soon as it is read, so that no
     device, and no host beside the file's cache, ever holds more than its part and one leaf:
     `lambda name, x: sharding.place({name: x}, mesh, rules)[name]`.
-    `quantized` keeps the matrices of a GGUF file in Q8_0 and Q4_0 in these bits, to train adapters on.
+    `quantized` keeps a GGUF file's matrices in Q8_0 and Q4_0 in these bits, for adapters.
     Raises: FileNotFoundError for what is not there; ValueError for an unknown name or family,
     tensors that do not fit the configuration, and a tokenizer with more ids than the embeddings.
     """
     path = fetch(source)
     if quantized and path.suffix != ".gguf":
         raise ValueError(
-            f"expected a GGUF file to keep its quantised weights, got {path}; load it as it is, and "
-            "quantize the model"
+            f"expected a GGUF file to keep its quantised weights, got {path}; load it as it is, "
+            "and quantize the model"
         )
     if path.is_dir() and is_orbax(path):
         return _load_orbax(path, dtype, place)

@@ -73,7 +73,7 @@ def read_orbax(directory: Path) -> tuple[dict[str, Any], OrbaxLeaves]:
 
 
 def write_leaves(model: Decoder, directory: Path) -> None:
-    """Write a model's arrays into the directory. Raises: ValueError for weights that are no arrays."""
+    """Write a model's arrays into the directory. Raises: ValueError for other weights."""
     import orbax.checkpoint as ocp
 
     for name, leaf in named_leaves(model, is_kind):
