@@ -28,6 +28,8 @@ from exports import check_exports
 from families import make_families
 from heads import check_classifier
 from heads import make as make_classifier
+from lora import check_steps
+from lora import make as make_lora
 from parity import check_table
 from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
 from tables import DIALOGUES, PATTERNS, PROMPTS, TEMPLATES, TEXTS, TOOLS
@@ -264,6 +266,7 @@ def make(target: Path) -> None:
     np.savez_compressed(target / "adapter.npz", **adapter)
     make_families(target)
     make_classifier(target)
+    make_lora(target, target / "tiny-llama3")
 
 
 def differences(stored: Path, made: Path) -> list[str]:
@@ -296,7 +299,7 @@ def check(report: Callable[[str], None]) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
-        wrong = differences(HERE, Path(folder))
+        wrong = differences(HERE, Path(folder)) + check_steps(HERE, Path(folder), report)
     wrong += check_exports(HERE, report) + check_texts(report) + check_classifier(HERE, report)
     wrong += check_table(HERE, report)
     for line in wrong:
