@@ -19,7 +19,8 @@ from purepost.types import causal_rows
 from tests.compare import assert_same_bits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = ["gemma2", "gemma3_text", "qwen3_moe"]  # windows, soft-caps, two RoPEs, norms, experts
+# Windows and soft-caps; two RoPEs, norms, layers that differ and read each other's keys.
+FAMILIES = ["gemma2", "gemma4_text"]
 ROOM, LENGTHS = 32, (29, 8, 18)
 # Tokens of each row in each piece: prompts in pieces, then one by one, then several at once; a row
 # may have none.
@@ -79,7 +80,7 @@ def test_pieces_give_the_hidden_states_of_the_whole(name: str) -> None:
     """Past the window of 12 too."""
     model = family(name)
     got, _ = in_pieces(model, empty_slots(model.config, 3, ROOM, jnp.float32))
-    assert errors(got, at_once(model)).max() < 1e-5
+    assert errors(got, at_once(model)).max() < 1e-4
 
 
 def test_as_many_key_heads_as_query_heads(model: Decoder) -> None:

@@ -74,13 +74,13 @@ def world() -> Decoder:
     """Three tokens, and a model that is far from sure of any."""
     config = Config(3, 8, 8, 1, 2, 1, 4, max_positions=64)
     model = init_decoder(jr.key(1), config)
-    return dataclasses.replace(model, embed=model.embed * 40)
+    return dataclasses.replace(model, embed=model.embed * 12)
 
 
 @pytest.fixture(scope="module")
 def spoken(world: Decoder) -> tuple[list[Result], Engine]:
-    """4000 completions of [0, 1, 0] with two guesses at each step."""
-    requests = requests_for(jr.key(2), pad_prompts([[0, 1, 0]]), Sampling(3), group=4000)
+    """2000 completions of [0, 1, 0] with two guesses at each step."""
+    requests = requests_for(jr.key(2), pad_prompts([[0, 1, 0]]), Sampling(3), group=2000)
     engine = Engine(world, Limits(slots=64, room=64, guesses=2, ngram=2, steps=4))
     return engine.run(requests), engine
 
@@ -103,7 +103,7 @@ def test_the_distribution_is_the_models(
     assert ((counts - expected) ** 2 / expected).sum() < 54.1  # the .999 quantile
     found = np.stack([r.logps for r in results])
     np.testing.assert_allclose(found, logps[index], rtol=0, atol=1e-5)
-    assert engine.stats.drawn == 12_000 > 1.2 * engine.stats.busy  # some guesses were right
+    assert engine.stats.drawn == 6000 > 1.15 * engine.stats.busy  # some guesses were right
 
 
 def test_the_tokens_are_those_of_plain_sampling(
@@ -111,8 +111,8 @@ def test_the_tokens_are_those_of_plain_sampling(
 ) -> None:
     """By the same keys: not only their distribution."""
     prompts = pad_prompts([[0, 1, 0]])
-    want = generate(jr.key(2), world, prompts, Sampling(3), group=4000)
-    got = as_completions(spoken[0], group=4000, max_tokens=3)
+    want = generate(jr.key(2), world, prompts, Sampling(3), group=2000)
+    got = as_completions(spoken[0], group=2000, max_tokens=3)
     different = np.asarray((got.tokens != want.tokens).any(-1)).sum()
     assert different <= 2  # a draw within rounding of where one token's share ends
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
-from .config import Config
-from .decoder import Block, Decoder, finish, norm, project
+from .config import Config, Kind
+from .decoder import Block, Decoder, finish, norm, project, queries
 from .layers import soft_cap
 
 
@@ -58,7 +58,7 @@ class Slots(eqx.Module):
     Every step reads all of the room, full or empty: it should be little more than the longest row.
     """
 
-    layers: list[SlotLayer]
+    layers: list[SlotLayer]  # those that have keys and values of their own
 
     @property
     def room(self) -> int:
@@ -70,20 +70,15 @@ def empty_slots(config: Config, slots: int, room: int, dtype: DTypeLike) -> Slot
     """Slots of `room` tokens each. int8 makes them a quarter the size of float32 ones, and keys
     and values off by at most a 254th of the largest of their token and head.
     """
-    if len({(kind.head_dim, kind.kv_heads, kind.source) for kind in config.kinds}) > 1:
-        raise ValueError(
-            f"expected layers with keys of one shape, each its own, got those of a {config.family}; "
-            "sample with rollout.sample.generate"
-        )
-    heads, width = (slots, config.num_kv_heads), config.head_dim
     scaled = jnp.dtype(dtype) == jnp.int8
 
-    def layer() -> SlotLayer:
+    def layer(kind: Kind) -> SlotLayer:
+        heads, width = (slots, kind.kv_heads), kind.head_dim
         k, v = jnp.zeros((*heads, width, room), dtype), jnp.zeros((*heads, room, width), dtype)
         scales = [jnp.zeros((*heads, room)) if scaled else None for _ in range(2)]
         return SlotLayer(k, v, *scales)
 
-    return Slots([layer() for _ in range(config.num_layers)])
+    return Slots([layer(kind) for kind in config.kinds if kind.source is None])
 
 
 def resize(slots: Slots, room: int) -> Slots:
@@ -123,13 +118,20 @@ def extend(
     at = start[:, None] + jnp.arange(tokens.shape[1], dtype=start.dtype)
     x = model.lookup(tokens)
     turned = {w: config.rope(w).angles(at) for w in set(config.layer_windows)}
-    layers = []
-    for block, layer, window in zip(blocks, slots.layers, config.layer_windows, strict=True):
-        q, k, v = project(block, config, x, turned[window])
-        layer = layer.put(at, k, v)
-        x, _ = finish(block, config, x, _attend(config, q, k, v, layer, start, window))
-        layers.append(layer)
-    return norm(config, x, model.norm), Slots(layers)
+    given = model.given(tokens, x)
+    kept: list[tuple[SlotLayer, Array, Array]] = []
+    for i, (block, kind) in enumerate(zip(blocks, config.kinds, strict=True)):
+        window = config.layer_windows[i]
+        if kind.source is None:
+            q, k, v = project(block, config, x, turned[window])
+            layer = slots.layers[i].put(at, k, v)
+            kept.append((layer, k, v))
+        else:
+            q = queries(block, config, x, turned[window])
+            layer, k, v = kept[kind.source]
+        mixed = _attend(config, q, k, v, layer, start, window)
+        x, _ = finish(block, config, x, mixed, given=None if given is None else given[i])
+    return norm(config, x, model.norm), Slots([layer for layer, _, _ in kept])
 
 
 def _attend(
@@ -144,7 +146,7 @@ def _attend(
     """Softmax attention of each of c new tokens over those of its slot before number `start`, and
     over the new ones up to itself.
     """
-    (s, c, h, width), n, dtype = q.shape, config.num_kv_heads, q.dtype
+    (s, c, h, width), n, dtype = q.shape, k.shape[2], q.dtype
     old_k, old_v, m = layer.k.astype(dtype), layer.v.astype(dtype), h // n
     scale = width**-0.5 if config.query_scale is None else config.query_scale
     q = (q * jnp.asarray(scale, dtype)).reshape(s, c, n, m, width)

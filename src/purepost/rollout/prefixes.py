@@ -1,4 +1,6 @@
-"""Keys and values that were computed once and may be wanted again; least recently used, first out."""
+"""Keys and values that were computed once and may be wanted again: a cache, from which goes first
+what was least recently used.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence

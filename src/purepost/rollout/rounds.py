@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from ..models.cache import unstack
 from ..models.decoder import Block, Decoder
@@ -110,8 +110,7 @@ class Progress(eqx.Module):
         _write(self.live, slot, False)
 
 
-def _write(x: Shaped[Array, "s *n"], slot: int, value: Any) -> None:
-    assert isinstance(x, np.ndarray)
+def _write(x: Any, slot: int, value: Any) -> None:
     x[slot] = value
 
 
