@@ -1,9 +1,13 @@
-"""What experiments share: the compile cache, memory after compiling, and where runs are kept."""
+"""What experiments share: the compile cache, memory after compiling, intervals over seeds, and
+where runs are kept.
+"""
 
 import ctypes
 from pathlib import Path
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,3 +44,10 @@ def fresh_directory(parent: Path, name: str, finished: str) -> Path:
         number += 1
         directory = parent / f"{name}-{number}"
     return directory
+
+
+def half_width(x: Float[np.ndarray, "n *s"]) -> Float[np.ndarray, "*s"]:
+    """Half of the 95% interval of the mean over n seeds, by Student's t."""
+    from scipy.stats import t
+
+    return t.ppf(0.975, len(x) - 1) * x.std(0, ddof=1) / np.sqrt(len(x))

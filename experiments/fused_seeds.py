@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 if __package__ is None or __package__ == "":  # run as a file: the root is not on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.common import ROOT, use_compile_cache
+from experiments.common import ROOT, half_width, use_compile_cache
 from purepost import fuse
 from purepost.algorithms import grpo
 from purepost.mean import Metrics
@@ -112,13 +112,6 @@ def timed(
     middle = time.perf_counter()
     out = np.asarray(jax.block_until_ready(compiled(seeds)))
     return out, middle - start, time.perf_counter() - middle
-
-
-def half_width(x: Float[np.ndarray, "n *s"]) -> Float[np.ndarray, "*s"]:
-    """Half of the 95% interval of the mean over n seeds, by Student's t."""
-    from scipy.stats import t
-
-    return t.ppf(0.975, len(x) - 1) * x.std(0, ddof=1) / np.sqrt(len(x))
 
 
 def draw(curves: Float[np.ndarray, "n s"], path: Path) -> None:

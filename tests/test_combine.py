@@ -11,6 +11,9 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import distillations, tiny
+from experiments.probes.sampled import COLLECT, tasks
+from experiments.probes.supervised import forked
 from purepost import TrainState, train
 from purepost.algorithm import accumulate_gradient
 from purepost.algorithms import grpo, logit_distillation, ppo, self_distillation, sft
@@ -20,9 +23,7 @@ from purepost.models.containers import Distill
 from purepost.models.critic import actor_critic
 from purepost.models.decoder import Decoder
 from purepost.types import num_rows
-from tests import distillations
 from tests.compare import assert_close, assert_same_bits
-from tests.contract import COLLECT, forked, tasks, tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 ADAM = optax.adam(0.01)

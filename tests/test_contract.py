@@ -1,6 +1,6 @@
 """The contract of every factory that `purepost.algorithms` exports, with adapters and without.
 
-A new factory needs a probe in tests/contract.py; without one the first test fails.
+A new factory needs a probe in experiments/probes; without one the first test fails.
 """
 
 import inspect
@@ -16,13 +16,14 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import PROBES, Probe, tiny
+from experiments.probes.sampled import best_reward, mean_reward
 from purepost import Algorithm, Mean, TrainState, algorithms, fuse, snapshot, train
 from purepost.mean import Metrics
 from purepost.tree import count, named_leaves, pad_rows
 from purepost.types import num_rows
+from tests.batches import all_rows, padding, poison, recording
 from tests.compare import assert_close, assert_same_bits, names_of
-from tests.contract import PROBES, best_gap, reward_gap, tiny
-from tests.probe import Probe, all_rows, padding, poison, recording
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 STEPS, SOLVED = 40, 0.1  # how near the optimum to come, in nats or in reward, of 2 and .6 at first
@@ -92,10 +93,8 @@ def label(case: tuple[str, bool]) -> str:
     return f"{case[0]}{', LoRA' * case[1]}"
 
 
-@pytest.fixture(scope="session", params=CASES, ids=label)
-def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
-    name, lora = request.param
-    probe = PROBES[name]
+def set_up(probe: Probe, lora: bool) -> Setup:
+    """A probe with adapters or without, and a batch of it."""
     optimizer = recording(optax.adam(0.01))
     algorithm = probe.algorithm(optimizer)
     traces: list[int] = []
@@ -108,13 +107,19 @@ def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
     batch, _ = algorithm.rollout(jr.key(5), algorithm.init(jr.key(0), models), probe.data(0)(0))
     # 2 divides the rows; 3 does not, and fills them up.
     split = probe.algorithm(optimizer, microbatches=2 if lora else 3)
-    yield Setup(probe, lora, models, replace(algorithm, loss=counted), traces, batch, split)
+    return Setup(probe, lora, models, replace(algorithm, loss=counted), traces, batch, split)
+
+
+@pytest.fixture(scope="session", params=CASES, ids=label)
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    name, lora = request.param
+    yield set_up(PROBES[name], lora)
     jax.clear_caches()  # as many probes as there are would not fit into one process
 
 
 def test_every_factory_has_a_probe():
     missing = factories().keys() - {p.factory for p in PROBES.values()}
-    assert not missing, f"add a probe to tests/contract.py for {sorted(missing)}"
+    assert not missing, f"add a probe to experiments/probes for {sorted(missing)}"
     assert {p.factory for p in PROBES.values()} <= factories().keys()
     assert {"sft", "grpo", "rloo", "dr_grpo"} <= factories().keys()
 
@@ -224,6 +229,20 @@ def test_a_fused_step_is_rollout_and_update(setup):
 
 def test_the_probe_is_solved(setup):
     state, metrics = setup.run(STEPS)[-1]
-    assert "entropy" in metrics or setup.probe.gap not in (reward_gap, best_gap)
+    assert "entropy" in metrics or setup.probe.measure not in (mean_reward, best_reward)
     gap = setup.probe.gap(state.models, metrics, setup.probe.data(0)(0))
     assert gap < SOLVED
+
+
+CLAUSES = [
+    f
+    for name, f in list(globals().items())
+    if name.startswith("test_") and "setup" in inspect.signature(f).parameters
+]
+
+
+def check(probe: Probe, *, lora: bool = False) -> None:
+    """Hold a probe to every clause above, one after the other."""
+    setup = set_up(probe, lora)
+    for clause in CLAUSES:
+        clause(setup)

@@ -8,12 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import tiny
+from experiments.probes.supervised import forked
 from purepost import Mean, make_init, make_update
 from purepost.algorithms import sft
 from purepost.optimizers import average_of, averaged, lora_plus, polyak, scale_by_path
 from purepost.tree import named_leaves
 from tests.compare import assert_close, assert_same_bits, names_of
-from tests.contract import forked, tiny
 
 RATIO, RATE = 16.0, 0.01
 

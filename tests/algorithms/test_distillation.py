@@ -14,6 +14,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import distillations, tiny
+from experiments.probes.probe import CONFIG
 from purepost import train
 from purepost.algorithms import (
     attention_transfer,
@@ -33,8 +35,6 @@ from purepost.rollout.maps import compare_maps
 from purepost.rollout.sample import pad_prompts
 from purepost.rollout.score import score
 from purepost.types import Rows, group_rows
-from tests import distillations
-from tests.contract import CONFIG, tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SGD = optax.sgd(0.1)

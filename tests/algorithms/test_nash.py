@@ -7,6 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import tiny
+from experiments.probes.sampled import goal_share, tasks
 from purepost.algorithms import nash_md
 from purepost.algorithms.nash_md import ByReward
 from purepost.models.containers import WithReference
@@ -15,7 +17,6 @@ from purepost.rollout.mixture import generate_mixture
 from purepost.rollout.sample import generate, pad_prompts
 from purepost.rollout.score import score
 from purepost.types import causal_rows
-from tests.contract import goal_share, tasks, tiny
 
 POLICY, OTHER = tiny(lora=True), tiny(lora=False, seed=3)
 PROMPTS = pad_prompts([[3, 4], [5], [6, 7]], ids=[4, 0, 9], width=2)

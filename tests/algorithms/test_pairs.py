@@ -8,6 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import tiny
+from experiments.probes.preferences import judged, paired
+from experiments.probes.probe import LORA
+from experiments.probes.sampled import goal_share, tasks
 from purepost import train
 from purepost.algorithms import dpo, kto, orpo, simpo, xpo
 from purepost.follow import follow
@@ -22,8 +26,6 @@ from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows, check_rows
 from purepost.weights import add_lora, without_lora
 from tests.compare import assert_same_bits
-from tests.contract import LORA, goal_share, tasks, tiny
-from tests.preferences import judged, paired
 
 DPO = dpo(optax.sgd(0.1), beta=0.5)
 

@@ -13,6 +13,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import tiny
+from experiments.probes.sampled import APART, COLLECT, GREEDY, TOKENS, goal_share, tasks
 from purepost import algorithms
 from purepost.adapt import adaptive_kl
 from purepost.advantages import group_whitened
@@ -28,7 +30,6 @@ from purepost.rollout.dynamic import dynamic
 from purepost.rollout.sample import pad_prompts
 from purepost.text import Tokenizer
 from purepost.tree import named_leaves
-from tests.contract import APART, COLLECT, GREEDY, TOKENS, goal_share, tasks, tiny
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.probes import tiny
+from experiments.probes.preferences import paired, solved
 from purepost import train
 from purepost.algorithms import grpo, process_reward_model, reward_model
 from purepost.models import heads
@@ -18,8 +20,6 @@ from purepost.rollout.draw import Sampling
 from purepost.rollout.labelled import Pairs, Steps
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.types import causal_rows
-from tests.contract import tiny
-from tests.preferences import paired, solved
 
 CLASSIFIER = heads.reward_model(jr.key(7), tiny(lora=False))
 CRITIC = heads.ValueHead(CLASSIFIER.decoder, CLASSIFIER.head, jnp.full(1, 0.3))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from experiments.probes.probe import CONFIG
 from purepost.environments.dialogues import dialogues
 from purepost.environments.host import Pool
 from purepost.models import Decoder, init_decoder
@@ -28,7 +29,6 @@ from purepost.rollout.score import score
 from purepost.text import Tokenizer
 from purepost.types import KeyArray, check_rows
 from tests.compare import assert_same_bits
-from tests.contract import CONFIG
 from tests.environments.scripted import Scripted
 
 USER, ASSISTANT, END, THINK = 1, 2, 3, 4

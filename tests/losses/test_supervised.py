@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.probes import tiny
 from purepost.losses.supervised import label_smoothed, probability, squared_normalizer
 from purepost.rollout.score import score
 from purepost.types import causal_rows
-from tests.contract import tiny
 
 MODEL = tiny(lora=False)
 ROWS = causal_rows(jnp.asarray([[3, 4, 5, 6, 0], [7, 8, 0, 0, 0]]), jnp.asarray([4, 2]))

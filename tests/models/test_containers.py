@@ -13,6 +13,7 @@ import optax
 import pytest
 from jaxtyping import PyTree
 
+from experiments.probes import preferences
 from purepost import TrainState, train
 from purepost.algorithms import dpo
 from purepost.models.containers import WithReference, with_reference
@@ -27,7 +28,6 @@ from purepost.weights import (
     with_adapter,
     without_lora,
 )
-from tests import preferences
 
 CONFIG = Config(
     vocab_size=12,

@@ -5,10 +5,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from experiments.probes import tiny
 from purepost.models.neftune import Neftune
 from purepost.rollout.score import score
 from purepost.types import causal_rows
-from tests.contract import tiny
 
 DECODER = tiny(lora=False)
 ROWS = causal_rows(

@@ -1,9 +1,5 @@
-"""What the contract is asked of: a factory, set up for a task whose optimum is known; and what it
-tries on the factory's batches.
-"""
+"""What the contract tries on batches: gradients recorded, rows found, what is masked poisoned."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,30 +9,8 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from purepost import Algorithm
-from purepost.mean import Metrics
-from purepost.models.decoder import Decoder
+from experiments.probes.probe import CONFIG
 from purepost.types import Rows
-from tests.preferences import VOCAB
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A factory, set up for a task whose optimum is known."""
-
-    factory: str
-    build: Callable[..., Algorithm]  # (optimizer, **options)
-    models: Callable[[Decoder], Any]  # what the algorithm trains, around a decoder
-    data: Callable[[int], Callable[[int], Any]]  # seed → step → data
-    gap: Callable[[Any, Metrics, Any], float]  # (models, last metrics, data) → from the optimum
-    samples: bool = True  # whether the rollout draws anything from its key
-    lora: tuple[bool, ...] = (False, True)  # with adapters, without
-    options: dict[str, Any] = field(default_factory=dict)
-    still: Callable[[Any], Any] = lambda frozen: frozen  # what of the frozen models never moves
-
-    def algorithm(self, optimizer: optax.GradientTransformation, **options: Any) -> Algorithm:
-        """The factory called."""
-        return self.build(optimizer, **(self.options | options))
 
 
 class Recorded(NamedTuple):
@@ -82,7 +56,7 @@ def poison(batch: PyTree) -> PyTree:
 
     def worse(x: Any) -> Any:
         if isinstance(x, Rows):
-            other = (x.tokens + 7) % VOCAB
+            other = (x.tokens + 7) % CONFIG.vocab_size
             return eqx.tree_at(lambda r: r.tokens, x, jnp.where(hidden, other, x.tokens))
         if eqx.is_inexact_array(x) and x.shape == rows.mask.shape:
             return jnp.where(rows.mask, x, jnp.nan)
