@@ -145,8 +145,8 @@ def random_weights(model: Any) -> None:
         for name, parameter in sorted(model.named_parameters()):
             if parameter.ndim == 1 and "norm" in name:
                 parameter.uniform_(-0.5, 0.5) if offset else parameter.uniform_(0.5, 1.5)
-                if "Gemma4" in type(model).__name__ and ("q_norm" in name or "k_norm" in name):
-                    parameter.mul_(0.5)  # its scores are not scaled down otherwise
+                if "Gemma4" in type(model).__name__ and ("_norm" in name or "post" in name):
+                    parameter.mul_(0.5)  # nothing else makes scores and branches smaller
             elif parameter.ndim == 1:
                 parameter.normal_(0, 0.5)
             else:

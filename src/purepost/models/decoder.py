@@ -195,8 +195,8 @@ class Decoder(eqx.Module):
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
         if len(config.runs) == 1:
             every = range(config.num_layers)
-            x, (own, router) = _stack(config, every, self.layers, x, rows, keys, given)
-            return norm(config, x, self.norm), KV(*own, router)
+            x, ((k, v), router) = _stack(config, every, self.layers, x, rows, keys, given)
+            return norm(config, x, self.norm), KV(k, v, router)
         kept: dict[int, Any] = {}  # of each layer its keys and values
         stacks, routers = [], []
         for run in config.runs:
