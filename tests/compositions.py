@@ -11,18 +11,20 @@ from jaxtyping import Array, Float
 
 from purepost import Algorithm, TrainState, algorithms, fuse, train
 from purepost.advantages import group_normalized, penalized
+from purepost.algorithms.feature_projection import with_projections
 from purepost.algorithms.gkd import Demonstrations
 from purepost.algorithms.grpo import PolicyBatch
 from purepost.algorithms.nash_md import Prefer
-from purepost.algorithms.ppo import ActorCriticBatch
+from purepost.combine import Part, combine, over
 from purepost.filters import at_most, finished
 from purepost.losses import clipped, clipped_value, dppo_kl, k2, preference, tis, token_mean
-from purepost.losses.distillation import forward_kl
+from purepost.losses.distillation import cosine_distance, forward_kl
 from purepost.mean import Metrics, Spans, Terms
 from purepost.models.containers import Distill, WithReference, policy_trainable, student_trainable
 from purepost.models.critic import ActorCritic, actor_critic, actor_critic_trainable
 from purepost.models.decoder import Decoder
 from purepost.models.heads import SequenceClassifier, ValueHead
+from purepost.policy_batch import ActorCriticBatch
 from purepost.rollout.collect import Collect, Reward, Tasks, single_turn
 from purepost.rollout.draw import Sampling
 from purepost.rollout.labelled import Judged, Pairs, Steps
@@ -225,7 +227,7 @@ def functions_of_other_families(critic_loss: Callable[[ValueHead], Array]) -> No
     algorithms.sft(adam, aggregate=clipped_value)  # expect: reportArgumentType
 
 
-def options_of_a_variant(collect: Collect) -> None:
+def options_of_a_variant(collect: Collect, sampling: Sampling) -> None:
     """What a variant hands on to its parent is checked as the parent's own."""
     algorithms.dr_grpo(adam, collect, max_tokens=8, advantage=group_normalized, epochs=2)
     algorithms.dr_grpo(adam, collect, max_tokens=8, epoch=2)  # expect: reportCallIssue
@@ -236,5 +238,43 @@ def options_of_a_variant(collect: Collect) -> None:
     algorithms.dppo(adam, collect, divergence=k2)  # expect: reportArgumentType
     algorithms.simpo(adam, nll=0.1)
     algorithms.simpo(adam, loss=token_mean)  # expect: reportArgumentType
+    algorithms.vapo(adam, collect, gamma=0.9)
+    algorithms.vapo(adam, collect, advantage=group_normalized)  # expect: reportCallIssue
+    algorithms.gkd(adam, sampling, epochs=2)
+    algorithms.gkd(adam, sampling, epoch=2)  # expect: reportCallIssue
     algorithms.dft(adam, z_loss=1e-4)
     algorithms.dft(adam, beta=0.1)  # expect: reportCallIssue
+
+
+def policy_of(models: Policy) -> Decoder:
+    return models.policy
+
+
+def student_of(models: Distill[Decoder]) -> Decoder:
+    return models.student
+
+
+def algorithms_added_up(
+    grpo: Grpo, ppo: Ppo, key: KeyArray, state: TrainState[Policy], tasks: Tasks, rows: Rows
+) -> None:
+    """Parts over one models pytree, with data for each in their order."""
+    beside = over(policy_of, algorithms.sft(adam))
+    both = combine(Part("rl", grpo), Part("sft", beside, weight=0.1))
+    combine(Part("rl", grpo), Part("ppo", ppo))  # expect: reportArgumentType
+    combine(Part("rl", grpo), Part("sft", algorithms.sft(adam)))  # expect: reportArgumentType
+    combine(grpo, beside)  # expect: reportArgumentType
+    over(student_of, algorithms.sft(adam))
+    over(policy_of, ppo)  # expect: reportArgumentType
+    fuse(both)(key, state, (tasks, rows))
+    fuse(both)(key, state, (rows, tasks))  # expect: reportArgumentType
+
+
+def distillations_of_what_is_inside(distill: Distill[Decoder], key: KeyArray) -> None:
+    """Divergences of distributions, distances of features; projections where they are trained."""
+    algorithms.attention_transfer(adam, divergence=forward_kl)
+    algorithms.attention_transfer(adam, divergence=k2)  # expect: reportArgumentType
+    algorithms.attention_transfer(adam, layers=(1, 2))  # expect: reportArgumentType
+    algorithms.feature_pooling(adam, distance=cosine_distance)
+    algorithms.feature_pooling(adam, distance=token_mean)  # expect: reportArgumentType
+    algorithms.feature_projection(adam).init(key, with_projections(key, distill))
+    algorithms.feature_projection(adam).init(key, distill)  # expect: reportArgumentType
