@@ -41,7 +41,7 @@ def reported(directory: Path) -> dict[int, set[str]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("parent", ["grpo", "dpo", "sft"])
+@pytest.mark.parametrize("parent", ["grpo", "dpo", "sft", "ppo"])
 def test_options_of_variants_are_the_keyword_arguments_of_their_parent(parent: str) -> None:
     """Name by name, with the same types."""
     module: Any = importlib.import_module(f"purepost.algorithms.{parent}")

@@ -8,7 +8,7 @@ from the paper: the choice is each prompt's own, not the whole step's.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.distillation import Divergence, jensen_shannon
 from ..losses.limits import expect
@@ -48,11 +48,11 @@ def gkd(
     on_policy: Scalar = 0.5,
     aggregate: Aggregate = token_mean,
     trainable: Callable[[Models], PyTree] = student_trainable,
-    **batches: Any,
+    **steps: Unpack[Steps],
 ) -> Algorithm[Models, Demonstrations, Rows]:
     """The student towards the teacher on completions of which a share `on_policy` (λ) is its own.
 
-    `batches`: epochs, minibatches, microbatches, as of make_update. Errors: λ outside [0, 1]; at
+    `steps`: epochs, minibatches, microbatches, as of make_update. Errors: λ outside [0, 1]; at
     the first step, given completions longer than the sampled ones may be.
     """
     expect("on_policy", on_policy, 0.0, 1.0, or_low=True, or_high=True)
@@ -96,5 +96,5 @@ def gkd(
         make_init(optimizer, trainable=trainable),
         rollout,
         loss,
-        make_update(optimizer, **batches),
+        make_update(optimizer, **steps),
     )

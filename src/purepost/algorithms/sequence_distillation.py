@@ -7,14 +7,14 @@ the teacher samples (at temperature 0: decodes greedily) where the paper searche
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import equinox as eqx
 import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from ..algorithm import Algorithm, TrainState, make_init, make_update
+from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..mean import Metrics, Terms, masked_mean, mean_of, spans_of
 from ..models.containers import Distill, student_trainable
@@ -34,11 +34,11 @@ def sequence_distillation(
     group: int = 1,
     aggregate: Aggregate = token_mean,
     trainable: Callable[[Models], PyTree] = student_trainable,
-    **batches: Any,
+    **steps: Unpack[Steps],
 ) -> Algorithm[Models, Prompts, Rows]:
     """The student on `group` completions of every prompt, sampled by the teacher.
 
-    `batches`: epochs, minibatches, microbatches, as of make_update. Error: group < 1.
+    `steps`: epochs, minibatches, microbatches, as of make_update. Error: group < 1.
     """
     if group < 1:
         raise ValueError(f"expected group ≥ 1, got {group}")
@@ -59,5 +59,5 @@ def sequence_distillation(
         make_init(optimizer, trainable=trainable),
         rollout,
         loss,
-        make_update(optimizer, **batches),
+        make_update(optimizer, **steps),
     )
