@@ -2,9 +2,6 @@
 makers in tests/golden/peers; `make peers` makes them anew and prints the table.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import pytest
 
@@ -14,12 +11,7 @@ CASES = [(peer, name) for peer, cases in PEERS.items() for name in cases]
 STORED = {peer: np.load(HERE / f"{peer}.npz") for peer in PEERS}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.mark.parametrize("case", CASES, ids=": ".join)

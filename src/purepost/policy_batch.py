@@ -12,16 +12,18 @@ from .advantages import (
     Advantage,
     Outcomes,
     Refine,
+    check_group,
     gae,
     group_statistics,
     whiten,
 )
 from .filters import Filter
+from .losses import Correction, Objective, check_objective, sampler_gap
 from .mean import Metrics, Spans, masked_mean, mean_of, select
 from .models.containers import WithReference
 from .models.critic import ActorCritic
 from .models.decoder import Decoder
-from .rollout.collect import Episodes, episode_metrics, to_rows
+from .rollout.collect import Collect, Episodes, Grouped, episode_metrics, to_rows
 from .rollout.sample import LENGTH
 from .rollout.score import score
 from .types import LanguageModel, Rows, Scalar
@@ -52,6 +54,19 @@ class PolicyBatch(eqx.Module):
         """log π_old: that of the rollout, or the policy's own, held constant."""
         return jax.lax.stop_gradient(logps) if self.old_logps is None else self.old_logps
 
+    def surrogate(
+        self, logps: Float[Array, "b t"], objective: Objective, correction: Correction | None
+    ) -> tuple[Float[Array, "b t"], Metrics]:
+        """The objective's losses of log π, times the correction's weights; and how far the sampler
+        is.
+        """
+        old, spans = self.held(logps), self.spans
+        losses, metrics = objective(logps, old, self.advantages, spans)
+        if correction is not None:
+            weights, more = correction(logps, old, self.sampler_logps, self.advantages, spans)
+            losses, metrics = losses * weights, metrics | more
+        return losses, metrics | sampler_gap(logps, self.sampler_logps, spans)
+
 
 class ActorCriticBatch(eqx.Module):
     """Episodes in rows, and what the critic said of them."""
@@ -60,6 +75,13 @@ class ActorCriticBatch(eqx.Module):
     values: Float[Array, "b t"]
     returns: Float[Array, "b t"]
     rewards: Float[Array, "b t"]  # the episode's, at each of its trained tokens
+
+
+def check_parts(collect: Collect, advantage: Advantage, objective: Objective) -> None:
+    """Let the parts of a policy gradient raise what they have to before anything is run."""
+    check_objective(objective)
+    if isinstance(collect, Grouped):
+        check_group(advantage, collect.group)
 
 
 def outcomes_of(episodes: Episodes) -> Outcomes:
@@ -149,7 +171,7 @@ def judge(
     *,
     gamma: Scalar,
     decay: Decay,
-    value_decay: Decay,
+    value_decay: Decay | None,
     estimate: Estimate = gae,
 ) -> ActorCriticBatch:
     """Values, advantages and returns of the episodes, where their tokens' rewards stand as
@@ -161,7 +183,8 @@ def judge(
         rewards -= beta * (batch.sampler_logps - batch.ref_logps)
     (_, values), lengths = models.evaluate(batch.rows), spans.spread(spans.lengths)
     advantages, _ = estimate(rewards, values, spans, gamma=gamma, decay=decay(lengths))
-    _, returns = estimate(rewards, values, spans, gamma=gamma, decay=value_decay(lengths))
+    rates = (value_decay or decay)(lengths)
+    _, returns = estimate(rewards, values, spans, gamma=gamma, decay=rates)
     white = whiten(advantages, spans.spread(spans.weights))
     policy = dataclasses.replace(batch, advantages=white)
     total = spans.spread(spans.sum(batch.advantages))

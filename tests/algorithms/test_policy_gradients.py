@@ -6,7 +6,6 @@ import dataclasses
 from functools import partial
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -31,15 +30,7 @@ from purepost.rollout.sample import pad_prompts
 from purepost.text import Tokenizer
 from purepost.tree import named_leaves
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 SGD = optax.sgd(0.1)
 ALONE = single_turn(goal_share, Sampling(max_tokens=TOKENS), group=1)
 

@@ -22,7 +22,7 @@ import equinox as eqx
 import optax
 from jaxtyping import PyTree
 
-from ..advantages import Advantage, Refine, check_group, group_normalized
+from ..advantages import Advantage, Refine, group_normalized
 from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..filters import Filter
 from ..losses import (
@@ -31,18 +31,16 @@ from ..losses import (
     Correction,
     Objective,
     check_kl,
-    check_objective,
     clipped,
     k3_weighted,
-    sampler_gap,
     sequence_mean,
 )
 from ..losses.limits import expect
 from ..mean import Metrics, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
-from ..policy_batch import PolicyBatch, annotate
-from ..rollout.collect import Collect, Grouped, Tasks
+from ..policy_batch import PolicyBatch, annotate, check_parts
+from ..rollout.collect import Collect, Tasks
 from ..rollout.score import score
 from ..types import KeyArray, Scalar
 
@@ -90,11 +88,9 @@ def grpo(
     the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits a group over
     rows, each with the prompt in front. Errors: groups of one, `beta` without a reference.
     """
-    check_objective(objective)
+    check_parts(collect, advantage, objective)
     check_kl(kl)
     expect("beta", beta, 0.0, or_low=True)
-    if isinstance(collect, Grouped):
-        check_group(advantage, collect.group)
     update = make_update(
         optimizer, epochs=epochs, minibatches=minibatches, microbatches=microbatches
     )
@@ -112,17 +108,13 @@ def grpo(
     def loss(key: KeyArray, models: Models, batch: PolicyBatch) -> tuple[Terms, Metrics]:
         scores = score(models.policy, batch.rows, temperature=batch.temperature)
         logps, old, spans = scores.logps, batch.held(scores.logps), batch.spans
-        losses, metrics = objective(logps, old, batch.advantages, spans)
-        if correction is not None:
-            weights, more = correction(logps, old, batch.sampler_logps, batch.advantages, spans)
-            losses, metrics = losses * weights, metrics | more
+        losses, metrics = batch.surrogate(logps, objective, correction)
         terms = {"policy": aggregate(losses, spans)}
         if held and batch.ref_logps is not None:
             metrics["kl"] = aggregate(kl(logps, old, batch.ref_logps, spans), spans)
             terms["kl"] = metrics["kl"].times(beta)
         if curious:
             terms["entropy"] = aggregate(scores.entropies, spans).times(-entropy)
-        metrics |= sampler_gap(logps, batch.sampler_logps, spans)
         metrics["entropy"] = masked_mean(scores.entropies, spans.mask)
         return terms, metrics
 

@@ -19,20 +19,18 @@ from typing import Unpack
 import equinox as eqx
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..adapt import adaptive_kl
 from ..advantages import gae
-from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
+from ..algorithm import Algorithm, InitFn, Steps, TrainState, make_init, make_update
 from ..losses import (
     Aggregate,
     Correction,
     Objective,
-    check_objective,
     check_positive,
     clipped,
     clipped_value,
-    sampler_gap,
     sequence_sum,
     token_mean,
 )
@@ -40,7 +38,7 @@ from ..losses.limits import expect
 from ..mean import Metrics, Spans, Terms, masked_mean
 from ..models.containers import WithReference
 from ..models.critic import ActorCritic, actor_critic_trainable, expect_critic
-from ..policy_batch import ActorCriticBatch, Decay, Estimate, annotate, judge
+from ..policy_batch import ActorCriticBatch, Decay, Estimate, annotate, check_parts, judge
 from ..rollout.collect import Collect, Tasks
 from ..rollout.score import score
 from ..turns import token_rewards
@@ -91,18 +89,15 @@ def ppo(
     `decay` gives λ of the advantages, `value_decay` of the returns (the same); `estimate=turn_gae`
     takes turns for steps of time. β starts at `beta` and adapts towards a KL of `target` nats per
     episode. `entropy` weighs a bonus, `positive_nll` −log π of episodes whose reward is positive.
-    `steps`: epochs, minibatches, microbatches.
     """
-    check_objective(objective)
+    check_parts(collect, token_rewards, objective)
     check_positive(gamma=gamma, value_clip=value_clip, value_weight=value_weight)
     for name, number in {"beta": beta, "entropy": entropy, "positive_nll": positive_nll}.items():
         expect(name, number, 0.0, or_low=True)
-    held, curious, told = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy, positive_nll))
+    held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
     held |= target is not None
     reused = steps.get("epochs", 1) * steps.get("minibatches", 1) > 1
-    judged = partial(
-        judge, gamma=gamma, decay=decay, value_decay=value_decay or decay, estimate=estimate
-    )
+    judged = partial(judge, gamma=gamma, decay=decay, value_decay=value_decay, estimate=estimate)
 
     def rollout(
         key: KeyArray, state: TrainState[ActorCritic], data: Tasks
@@ -113,31 +108,41 @@ def ppo(
         return judged(state.models, batch, state.extra), more | metrics
 
     def loss(key: KeyArray, models: ActorCritic, batch: ActorCriticBatch) -> tuple[Terms, Metrics]:
-        b, spans, terms = batch.policy, batch.policy.spans, {}
+        b, spans = batch.policy, batch.policy.spans
         policy, values = models.evaluate(b.rows)
         scores = score(policy, b.rows, temperature=b.temperature)
-        logps, old = scores.logps, b.held(scores.logps)
-        losses, metrics = objective(logps, old, b.advantages, spans)
-        if correction is not None:
-            weights, more = correction(logps, old, b.sampler_logps, b.advantages, spans)
-            losses, metrics = losses * weights, metrics | more
-        terms["policy"] = aggregate(losses, spans)
+        losses, metrics = b.surrogate(scores.logps, objective, correction)
         errors, more = clipped_value(values, batch.values, batch.returns, spans, clip=value_clip)
+        terms = {"policy": aggregate(losses, spans)} | _positive(batch, scores.logps, positive_nll)
         terms["value"] = token_mean(errors, spans).times(value_weight)
         if curious:
             terms["entropy"] = aggregate(scores.entropies, spans).times(-entropy)
-        if told:
-            good = Spans(b.rows.mask & (batch.rewards > 0), b.rows.episode, b.weights)
-            terms["positive"] = token_mean(-logps, good).times(positive_nll)
         if b.ref_logps is not None:
             more["kl"] = sequence_sum(b.sampler_logps - b.ref_logps, spans)
-        more["entropy"] = masked_mean(scores.entropies, spans.mask)
-        return terms, metrics | more | sampler_gap(logps, b.sampler_logps, spans)
+        return terms, metrics | more | {"entropy": masked_mean(scores.entropies, spans.mask)}
 
-    make = make_init(
+    after = None if target is None else adaptive_kl(target)
+    update = make_update(optimizer, after=after, **steps)
+    return Algorithm(_init(optimizer, trainable, beta), rollout, loss, update)
+
+
+def _positive(batch: ActorCriticBatch, logps: Float[Array, "b t"], weight: Scalar) -> Terms:
+    """−log π of episodes whose reward is positive, if it has a weight."""
+    if not eqx.is_array(weight) and weight == 0:
+        return {}
+    rows = batch.policy.rows
+    good = Spans(rows.mask & (batch.rewards > 0), rows.episode, batch.policy.weights)
+    return {"positive": token_mean(-logps, good).times(weight)}
+
+
+def _init(
+    optimizer: optax.GradientTransformation,
+    trainable: Callable[[ActorCritic], PyTree],
+    beta: Scalar,
+) -> InitFn[ActorCritic]:
+    """An init that refuses models without a critic, and carries β along."""
+    return make_init(
         optimizer,
         trainable=lambda models: trainable(expect_critic(models)),
         extra=lambda models: jnp.float32(beta),
     )
-    after = None if target is None else adaptive_kl(target)
-    return Algorithm(make, rollout, loss, make_update(optimizer, after=after, **steps))

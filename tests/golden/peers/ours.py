@@ -104,17 +104,24 @@ def policy(
     rewards: Any = X.rewards[:, :1],
     temperature: float = 1.0,
     epochs: int = 2,
+    rollout: Callable[..., Algorithm] | None = None,
     **options: Any,
 ) -> Result:
-    """A policy gradient from given completions on: rollout and loss of the factory."""
+    """A policy gradient from given completions on: rollout and loss of the factory, or the rollout
+    of another, where the factory's own draws completions (`dapo`).
+    """
 
     def collect(key: Any, model: Any, tasks: Tasks) -> Any:
         return episodes(rewards, temperature), {}
 
     algorithm = factory(SGD, collect, epochs=epochs, per_row=1, **options)
+    of_groups = {k: options[k] for k in ("advantage", "filters") if k in options}
+    rolled = (rollout or factory)(
+        SGD, collect, epochs=epochs, per_row=1, **(of_groups if rollout else options)
+    )
     past = X.logits if epochs == 1 else X.old
-    state = algorithm.init(jr.key(0), WithReference(model(past), model(X.ref)))
-    batch, _ = algorithm.rollout(jr.key(0), state, Tasks(PROMPTS))
+    state = rolled.init(jr.key(0), WithReference(model(past), model(X.ref)))
+    batch, _ = rolled.rollout(jr.key(0), state, Tasks(PROMPTS))
 
     def loss(logits: Any) -> Any:
         return total(algorithm.loss(jr.key(0), WithReference(model(logits)), batch)[0])

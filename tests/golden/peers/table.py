@@ -40,7 +40,8 @@ def grpo(**options: Any) -> Callable[[], Result]:
 
 def dapo(**options: Any) -> Callable[[], Result]:
     """The mean over tokens, clipped at .2 on both sides unless said."""
-    return lambda: policy(algorithms.dapo, **({"high": 0.2} | options))
+    given: dict[str, Any] = {"high": 0.2, "rollout": algorithms.grpo} | options
+    return lambda: policy(algorithms.dapo, **given)
 
 
 WHOLE = importance(sequence_total, clamped(0.0, 1.2))
