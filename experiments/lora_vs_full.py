@@ -45,7 +45,7 @@ class Config:
     model: str = "smollm2-135m"
     steps: int = 60
     rows: int = 2
-    width: int = 192
+    width: int = 128
     held_out: int = 128
     seeds: int = 3
     full_rate: float = 5e-5
