@@ -3,6 +3,7 @@ and completion alike, and rows move through it one after another.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -150,13 +151,9 @@ def _attend(
     old_k, old_v, m = layer.k.astype(dtype), layer.v.astype(dtype), h // n
     scale = width**-0.5 if config.query_scale is None else config.query_scale
     q = (q * jnp.asarray(scale, dtype)).reshape(s, c, n, m, width)
-    if c == 1:  # few queries: multiplying and adding up beats many tiny matrix products
-        old = (q.reshape(s, n, m, width, 1) * old_k[:, :, None]).astype(jnp.float32).sum(-2)
-        old = old[:, :, None]
-    else:
-        old = jnp.einsum("scnmk,snkt->sncmt", q, old_k, preferred_element_type=jnp.float32)
-    new = (q[:, :, None] * k[:, None, :, :, None]).astype(jnp.float32).sum(-1)  # s c c' n m
-    new = new.transpose(0, 3, 1, 4, 2)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    old = product("scnmk,snkt->sncmt", q, old_k)
+    new = product("scnmk,sdnk->sncmd", q, k)
     if layer.k_scale is not None:
         old *= layer.k_scale[:, :, None, None]
     old, new = (soft_cap(x, config.attention_softcap) for x in (old, new))
@@ -173,14 +170,9 @@ def _attend(
     if layer.v_scale is not None:
         old *= layer.v_scale[:, :, None, None]
     old, new = old.astype(dtype), new.astype(dtype)
-    if c == 1:
-        mixed = (old[:, :, 0, :, :, None] * old_v[:, :, None]).astype(jnp.float32).sum(-2)
-        mixed = mixed[:, :, None]
-    else:
-        mixed = jnp.einsum("sncmt,sntk->sncmk", old, old_v, preferred_element_type=jnp.float32)
-    own = new[..., None] * v.swapaxes(1, 2)[:, :, None, None]  # s n c m c' k
-    mixed = (mixed + own.astype(jnp.float32).sum(-2)) / total
-    return mixed.astype(dtype).swapaxes(1, 2).reshape(s, c, h, width)
+    mixed = product("sncmt,sntk->sncmk", old, old_v) + product("sncmd,sdnk->sncmk", new, v)
+    mixed = (mixed / total).astype(dtype)
+    return mixed.swapaxes(1, 2).reshape(s, c, h, width)
 
 
 def _quantize(
