@@ -14,7 +14,7 @@ from peft import PeftModel  # pyright: ignore[reportMissingImports]
 from purepost.models import Decoder
 from purepost.models.hub import load_adapter, save_adapter
 from purepost.types import causal_rows
-from purepost.weights import adapters, add_lora
+from purepost.weights import ALL_LINEAR, adapters, add_lora
 
 IDS = np.random.default_rng(4).integers(3, 288, (1, 40)).astype(np.int32)
 RANKS = {r"attention\.[kv]$": 2, r"mlp\.down$": 3}
@@ -27,7 +27,12 @@ def adapter_difference(base: Decoder, path: Path) -> float:
     directory, PEFT's from ours; and ours once PEFT has saved it again.
     """
     rows = causal_rows(jnp.asarray(IDS), jnp.array([IDS.shape[1]], jnp.int32))
-    model = add_lora(base, rank=4, alpha=8.0, key=jr.key(0), ranks=RANKS, alphas=ALPHAS)
+    where, ranks = ALL_LINEAR, RANKS
+    if base.config.dense_layers:  # PEFT takes MLPs for experts
+        where, ranks = r"attention\.[qkvo]$", {r"attention\.[kv]$": 2}
+    model = add_lora(
+        base, where=where, rank=4, alpha=8.0, key=jr.key(0), ranks=ranks, alphas=ALPHAS
+    )
     model = jax.tree.map(
         lambda x, trained: x + 0.1 * jr.normal(jr.key(1), x.shape) if trained else x,
         model,
@@ -38,7 +43,9 @@ def adapter_difference(base: Decoder, path: Path) -> float:
         save_adapter(model, Path(folder) / "adapter", base=str(path))
         theirs = PeftModel.from_pretrained(reference(path), Path(folder) / "adapter").eval()
         found = [theirs(torch.tensor(IDS, dtype=torch.long)).logits.numpy()]
-        if not base.config.num_experts:  # PEFT saves experts as one parameter
+        if (
+            not base.config.num_experts or base.config.dense_layers
+        ):  # PEFT saves experts as one parameter
             theirs.save_pretrained(Path(folder) / "again")
             again = load_adapter(base, Path(folder) / "again")
             found.append(np.asarray(again.unembed(again(rows)[0])))

@@ -145,6 +145,15 @@ def test_adapters_of_several_stacks(tmp_path: Path) -> None:
         save_adapter(uneven, tmp_path / "uneven", base="gemma4")
 
 
+def test_adapters_that_peft_would_confuse_are_refused(tmp_path: Path) -> None:
+    model = load(GOLDEN / "qwen3_moe_dense").model
+    with pytest.raises(ValueError, match="expected adapters of attention only where some layers"):
+        save_adapter(add_lora(model, rank=1, key=jr.key(0)), tmp_path / "a", base="qwen3")
+    attention = add_lora(model, where=r"attention\.[qkvo]$", rank=1, key=jr.key(0))
+    save_adapter(attention, tmp_path / "b", base="qwen3")
+    assert_same_bits(load_adapter(model, tmp_path / "b"), attention)
+
+
 def test_what_works_on_one_stack_says_so() -> None:
     model = load(GOLDEN / "gemma4_text").model
     rows = causal_rows(jnp.ones((1, 4), jnp.int32), jnp.full(1, 4, jnp.int32))

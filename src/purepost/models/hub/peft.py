@@ -64,6 +64,11 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
     found = _adapters(model)
     if not found:
         raise ValueError("expected a model with adapters, got none; add_lora makes some")
+    if model.config.dense_layers and any(".mlp." in name for name in found):
+        raise ValueError(
+            "expected adapters of attention only where some layers have experts and others an MLP, "
+            "which PEFT takes for one another; merge the model"
+        )
     _check_writable(model, found)
     names = names_of(model.config)
     tensors: dict[str, Tensor] = {}
