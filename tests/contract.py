@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 import optax
 from jaxtyping import Array, Float
+from tests.probe import Probe
 
 from purepost import Algorithm, algorithms
 from purepost.algorithms.self_distillation import Views
@@ -32,7 +33,6 @@ from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora, int8, quantize
 from tests import distillations, games, preferences
-from tests.probe import Probe
 
 GOAL, END, UNSCORED, TOKENS, GROUP = 6, 1, 2, 4, 4
 

@@ -86,14 +86,19 @@ def test_dynamic_stretching_begins_past_the_trained_positions() -> None:
 
 
 def test_an_unknown_scaling_is_an_error() -> None:
-    with pytest.raises(ValueError, match="linear, dynamic, llama3, yarn, proportional, got 'longrope'"):
+    with pytest.raises(
+        ValueError, match="linear, dynamic, llama3, yarn, proportional, got 'longrope'"
+    ):
         RopeScaling("longrope", 2.0)
     with pytest.raises(ValueError, match="factor above 0, got -1"):
         RopeScaling("linear", -1.0)
     with pytest.raises(ValueError, match="low_freq_factor below high_freq_factor"):
         RopeScaling("llama3", 2.0, 4.0, 4.0)
     cases = [
-        ({"rope_type": "longrope"}, "default, linear, dynamic, llama3, yarn, proportional, got 'longrope'"),
+        (
+            {"rope_type": "longrope"},
+            "default, linear, dynamic, llama3, yarn, proportional, got 'longrope'",
+        ),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, r"type linear, got also {'beta': 1}"),
         ({"rope_type": "yarn"}, "type yarn: expected factor in config.json to be a number"),
         ({"rope_theta": 1.0}, "rope_theta in config.json to be above 1"),
