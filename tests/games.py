@@ -1,29 +1,23 @@
-"""A game of two turns whose optimum is known, and what the contract asks of algorithms that play
-it.
+"""A game of two turns whose optimum is known: what the contract asks of episodes of several turns,
+with a critic and without.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float
-from tests.probe import Probe
 
-from purepost import Algorithm, algorithms
+from experiments.probes import Probe
+from experiments.probes.sampled import END, GOAL, GROUP, UNSCORED, policy, with_critic
+from purepost import algorithms
 from purepost.filters import ended_by
-from purepost.mean import Metrics
-from purepost.models.containers import with_reference
-from purepost.models.critic import ActorCritic, actor_critic
-from purepost.models.decoder import Decoder
-from purepost.rollout.collect import Collect, Tasks
 from purepost.rollout.draw import Sampling
 from purepost.rollout.environment import MAX_TURNS, Environment, Tokens
 from purepost.rollout.multi_turn import multi_turn
 from purepost.turns import turn_gae, turn_normalized
 from purepost.types import KeyArray
 
-GOAL, END, UNSCORED, ANSWER, TURNS = 6, 1, 2, 3, 2
+ANSWER, TURNS = 3, 2
 
 
 def reset(key: KeyArray, task: dict[str, Any]) -> tuple[None, Tokens]:
@@ -42,50 +36,20 @@ def step(
     return None, answer, reward, jnp.bool_(False)
 
 
-def game(*, group: int) -> Collect:
-    """Two turns of up to two tokens: at best 1."""
-    drawn = Sampling(max_tokens=2, stop_ids=(END,))
-    return multi_turn(
-        Environment(reset, step), drawn, group=group, max_turns=TURNS, max_tokens=2 * TURNS + 1
-    )
-
-
-def reward_gap(models: Any, metrics: Metrics, data: Tasks) -> float:
-    """How far the last step's reward is from 1."""
-    return 1.0 - float(metrics["reward"].value)
-
-
-def probes(tasks: Callable[[int], Callable[[int], Tasks]]) -> dict[str, Probe]:
-    """With credit by turns, with a critic and without."""
-    collect = game(group=4)
-
-    def playing(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-        def built(optimizer: optax.GradientTransformation, **options: Any) -> Algorithm:
-            return build(optimizer, collect, **options)
-
-        return built
-
-    def critic(model: Decoder) -> ActorCritic:
-        return actor_critic(with_reference(model))
-
-    by_turns = {"advantage": turn_normalized(gamma=0.9), "filters": (ended_by(MAX_TURNS),)}
-    return {
-        "grpo, two turns": Probe(
-            "grpo",
-            playing(algorithms.grpo),
-            with_reference,
-            tasks,
-            reward_gap,
-            lora=(True,),
-            options=by_turns,
-        ),
-        "ppo, two turns": Probe(
-            "ppo",
-            playing(algorithms.ppo),
-            critic,
-            tasks,
-            reward_gap,
-            lora=(False,),
-            options={"estimate": turn_gae, "gamma": 0.9},
-        ),
-    }
+GAME = multi_turn(
+    Environment(reset, step),
+    Sampling(max_tokens=2, stop_ids=(END,)),
+    group=GROUP,
+    max_turns=TURNS,
+    max_tokens=2 * TURNS + 1,
+)
+BY_TURNS: dict[str, Any] = {
+    "advantage": turn_normalized(gamma=0.9),
+    "filters": (ended_by(MAX_TURNS),),
+}
+PROBES: dict[str, Probe] = {
+    "grpo, two turns": policy("grpo", algorithms.grpo, lora=(True,), collect=(GAME,), **BY_TURNS),
+    "ppo, two turns": with_critic(
+        "ppo", algorithms.ppo, collect=(GAME,), estimate=turn_gae, gamma=0.9
+    ),
+}

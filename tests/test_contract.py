@@ -16,16 +16,19 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.probes import PROBES, Probe, tiny
+from experiments.probes import PROBES as SHELF
+from experiments.probes import Probe, tiny
 from experiments.probes.sampled import best_reward, mean_reward
 from purepost import Algorithm, Mean, TrainState, algorithms, fuse, snapshot, train
 from purepost.mean import Metrics
 from purepost.tree import count, named_leaves, pad_rows
 from purepost.types import num_rows
+from tests import games
 from tests.batches import all_rows, padding, poison, recording
 from tests.compare import assert_close, assert_same_bits, names_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
+PROBES = SHELF | games.PROBES
 STEPS, SOLVED = 40, 0.1  # how near the optimum to come, in nats or in reward, of 2 and .6 at first
 
 
