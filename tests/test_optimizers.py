@@ -119,7 +119,7 @@ def test_a_skipped_step_does_not_count_in_the_average():
 
     for slope in (1.0, np.nan, 3.0):
         state, _ = update(loss, jr.key(0), state, jnp.full((1, 1), slope, jnp.float32))
-    assert int(state.opt_state.inner.count) == 2
+    assert int(state.opt_state.inner.steps) == 2
     np.testing.assert_allclose(average_of(state), [(-1 - 4) / 2])
 
 

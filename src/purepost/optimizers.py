@@ -66,7 +66,7 @@ class Averaged(NamedTuple):
 
     inner: Any
     average: PyTree
-    count: Int[Array, ""]  # optimizer steps taken
+    steps: Int[Array, ""]  # that the optimizer has taken
 
 
 def averaged(
@@ -88,9 +88,9 @@ def averaged(
     def update(updates: PyTree, state: Averaged, params: PyTree = None) -> tuple[PyTree, Averaged]:
         updates, inner = optimizer.update(updates, state.inner, params)
         new = optax.apply_updates(params, updates)
-        d = decay(state.count) if callable(decay) else decay
+        d = decay(state.steps) if callable(decay) else decay
         average = jax.tree.map(lambda a, x: d * a + (1 - d) * x, state.average, new)
-        return updates, Averaged(inner, average, optax.safe_increment(state.count))
+        return updates, Averaged(inner, average, state.steps + 1)
 
     return _transformation(init, update)
 

@@ -4,6 +4,7 @@ to a batch.
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from purepost.losses import clipped, dual_clipped, gspo, k1, k2, tis, two_sided
 from purepost.mean import Mean, scalar_mean
 from purepost.models.containers import WithReference, with_reference
 from purepost.models.critic import actor_critic, one_trunk
+from purepost.models.heads import ValueHead
 from purepost.rewards import combine_rewards, text_reward
 from purepost.rollout.collect import Tasks, single_turn
 from purepost.rollout.draw import Sampling
@@ -153,8 +155,9 @@ def test_a_new_critic_and_decay_1_make_every_return_the_reward():
 
 
 def test_ppo_needs_a_critic():
+    lonely: Any = with_reference(tiny(lora=False))
     with pytest.raises(ValueError, match="expected a policy with a critic, got WithReference"):
-        algorithms.ppo(SGD, COLLECT).init(jr.key(0), with_reference(tiny(lora=False)))
+        algorithms.ppo(SGD, COLLECT).init(jr.key(0), lonely)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +203,7 @@ def test_a_critic_on_adapters_shares_the_base_of_its_trunk():
     names = {name for name, _ in named_leaves(state.params)}
     assert {n.split(".")[0] for n in names} == {"policy", "critic"} and "critic.head" in names
     assert all(n.endswith((".a", ".b", "critic.head")) for n in names)
+    assert isinstance(state.frozen.critic, ValueHead)
     assert state.frozen.critic.decoder.embed is state.frozen.policy.embed
 
 

@@ -40,8 +40,11 @@ class ActorCritic(eqx.Module):
         both are on one trunk.
         """
         hidden, _ = self.policy(rows)
-        own = isinstance(self.critic, ValueHead)
-        values = self.critic(rows) if own else self.critic(hidden, rows)
+        match self.critic:
+            case ValueHead() as critic:
+                values = critic(rows)
+            case TrunkValue() as critic:
+                values = critic(hidden, rows)
         return Computed(hidden, self.policy.unembed), values
 
 

@@ -8,13 +8,14 @@ else is TRL's.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 from trl_pairs import PAIRED
 from trl_policy import POLICY
 
 if __name__ == "__main__":
-    made: dict[str, np.ndarray] = {}
+    made: dict[str, Any] = {}
     for name, case in (POLICY | PAIRED).items():
         value, gradient = case()
         made[f"{name}/value"] = np.asarray(value, np.float32)

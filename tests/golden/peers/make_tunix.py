@@ -196,7 +196,7 @@ def truncated() -> Any:
 
 REWARDS = X.rewards[:, 0]
 CENTERED = algo_core.compute_drgrpo_advantages(jnp.asarray(REWARDS), 4)
-TOKENS = {"loss_agg_mode": "token-mean"}
+TOKENS: dict[str, Any] = {"loss_agg_mode": "token-mean"}
 CASES: dict[str, Callable[[], Result]] = {
     "grpo, ε 1e-6": lambda: policy(),
     "grpo, ε 1e-6, dual clip": lambda: policy(epsilon_c=1.2),
@@ -224,7 +224,7 @@ CASES: dict[str, Callable[[], Result]] = {
 }
 
 if __name__ == "__main__":
-    made: dict[str, np.ndarray] = {}
+    made: dict[str, Any] = {}
     for name, case in CASES.items():
         value, gradient = case()
         made[f"{name}/value"] = np.asarray(value, np.float32)

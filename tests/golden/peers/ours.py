@@ -61,7 +61,7 @@ def same(hidden: Float[Array, "*s v"]) -> Float[Array, "*s v"]:
     return hidden
 
 
-def model(logits: Any, rows: Any = None) -> Computed:
+def model(logits: Any, rows: Any = None) -> Any:
     """A language model that has its logits at hand; `rows` says how they lie."""
     given = jnp.asarray(logits)
     return Computed(given if rows is None else rows(given), same)
@@ -183,7 +183,7 @@ def supervised(factory: Callable[..., Algorithm], **options: Any) -> Result:
 
 def distilled(divergence: Any, **options: Any) -> Result:
     """Logit distillation on rows."""
-    settings = {"alpha": 1.0, "temperature": 1.0} | options
+    settings: dict[str, Any] = {"alpha": 1.0, "temperature": 1.0} | options
     loss = algorithms.logit_distillation(SGD, divergence=divergence, **settings).loss
 
     def value(logits: Any) -> Any:

@@ -61,7 +61,7 @@ ONE_PROCESS = SimpleNamespace(
 )
 
 
-def bare(trainer: type, model: Any, args: dict[str, Any], **settings: Any) -> Any:
+def bare(trainer: Any, model: Any, args: dict[str, Any], **settings: Any) -> Any:
     """A trainer that was not constructed."""
     made = trainer.__new__(trainer)
     common = {

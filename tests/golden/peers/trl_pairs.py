@@ -85,7 +85,7 @@ def kto() -> Result:
     return differentiated(made._compute_loss(model, batch, False), model)
 
 
-def unreferenced(trainer: type, **settings: Any) -> Result:
+def unreferenced(trainer: Any, **settings: Any) -> Result:
     """The losses of CPO's and ORPO's trainers."""
     model = Given(X.logits[ORDER])
     made = bare(trainer, model, {}, pad_token_id=0, padding_value=0, **settings)

@@ -84,7 +84,7 @@ def collected(made: Any, rewards: Any, temperature: float) -> Any:
 
 
 def policy(
-    trainer: type = GRPOTrainer, rewards: Any = None, args: Any = (), **settings: Any
+    trainer: Any = GRPOTrainer, rewards: Any = None, args: Any = (), **settings: Any
 ) -> Result:
     """A policy gradient from given completions on: advantages, corrections and loss."""
     chosen = GRPO | settings
@@ -108,8 +108,8 @@ def unscored() -> Any:
     return rewards
 
 
-SAMPLER = {"use_vllm": True}
-TOKENS = {"loss_type": "dapo"}
+SAMPLER: dict[str, Any] = {"use_vllm": True}
+TOKENS: dict[str, Any] = {"loss_type": "dapo"}
 POLICY: dict[str, Callable[[], Result]] = {
     "grpo": lambda: policy(),
     "grpo, one step a rollout": lambda: policy(num_iterations=1),
