@@ -31,7 +31,7 @@ def linear(
     match w:
         case LowRank():
             inner = x if key is None or w.dropout == 0 else _dropout(x, w.dropout, key)
-            low = _matmul(_matmul(inner, w.a.astype(x.dtype)), w.b.astype(x.dtype))
+            low = _cheap_matmul(_matmul(inner, w.a.astype(x.dtype)), w.b.astype(x.dtype))
             out = linear(x, w.base) + jnp.asarray(w.scale, x.dtype) * low
             return out if w.magnitude is None else out * gains(w).astype(x.dtype)
         case Quantized():
@@ -102,6 +102,14 @@ def _matmul(x: Float[Array, "*s i"], w: Float[Array, "i o"]) -> Float[Array, "*s
     both x and the cotangent element by element, which takes longer than the product itself.
     """
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def _cheap_matmul(x: Float[Array, "*s r"], b: Float[Array, "r o"]) -> Float[Array, "*s o"]:
+    """x @ b as a batch of one: a product that `dots_with_no_batch_dims_saveable` does not keep. It
+    is as large as x W beside it and made again for next to nothing.
+    """
+    flat = x.reshape(1, -1, x.shape[-1])
+    return jnp.einsum("gnr,gro->gno", flat, b[None]).reshape(*x.shape[:-1], b.shape[-1])
 
 
 def grouped_linear(
