@@ -46,7 +46,7 @@ class Limits:
     slots: int = 8
     room: int = 1024  # of a slot: the longest prompt and completion
     steps: int = 8  # of a round: the longest time between two visits of the host
-    chunk: int = 64  # of a prompt, computed in one piece
+    chunk: int = 64  # of a prompt, at most, computed in one piece
     chunks: int = 4  # between two rounds, so that rows that decode do not stand still for long
     stop_ids: int = 8  # of one request
     prefix_bytes: int = 2**28  # of what is remembered
@@ -72,7 +72,7 @@ class Stats:
     drawn: int = 0  # tokens
     prefilled: int = 0  # tokens of prompts that were computed
     reused: int = 0  # tokens of prompts that had been
-    programs: set[tuple[str, int, bool]] = field(default_factory=set)  # what, room, filtered
+    programs: set[tuple[str, int, int]] = field(default_factory=set)  # what, room, and which
 
     def occupancy(self, slots: int) -> float:
         """The share of slots that had a row to decode."""
@@ -267,15 +267,17 @@ class Engine:
     def _prefill(self, slot: int, row: Row) -> None:
         """Compute a piece of what is missing."""
         self._fit()
-        begin, size = row.cached, self.limits.chunk
-        piece = row.tokens[begin : min(begin + size, len(row.tokens) - 1)]
+        begin, chunk = row.cached, self.limits.chunk
+        piece = row.tokens[begin : min(begin + chunk, len(row.tokens) - 1)]
+        sizes = (max(1, chunk // 4), max(1, chunk // 2), chunk)  # few programs, little padding
+        size = next(n for n in sizes if n >= len(piece))
         tokens = np.zeros((1, size), np.int32)
         tokens[0, : len(piece)] = piece
         fixed = (self._weights, jnp.int32(slot), jnp.asarray(tokens), jnp.full(1, begin, jnp.int32))
         self._slots = prefill_chunk(fixed, self._slots)
         row.cached += len(piece)
         self.stats.prefilled += len(piece)
-        self.stats.programs.add(("prefill", self._slots.room, False))
+        self.stats.programs.add(("prefill", self._slots.room, size))
         if row.is_filled:
             self._remember(slot, row)
 
