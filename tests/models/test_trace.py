@@ -134,6 +134,8 @@ def test_layers_are_spread_evenly(model: Decoder) -> None:
 def test_what_cannot_be_traced_is_an_error(model: Decoder, rows: Rows) -> None:
     with pytest.raises(ValueError, match="layers from -2 to 1, got 2"):
         trace(model, rows, states=(2,))
+    with pytest.raises(ValueError, match="of 1 stacks; this works on one stack only"):
+        trace(replace(model, layers={0: model.layers}), rows)
     with pytest.raises(ValueError, match="layers from -2 to 1, got -3"):
         layers_of(model.config, (0, -3))
     with pytest.raises(ValueError, match="at least one pair"):

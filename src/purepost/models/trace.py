@@ -106,12 +106,7 @@ def trace(
     `heads`. `key` turns adapter dropout on. Errors: a layer that there is not; a model whose layers
     are several stacks.
     """
-    config, blocks = model.config, model.layers
-    if isinstance(blocks, dict):
-        raise ValueError(
-            f"expected a model whose layers are all of one kind, got a {config.family} of "
-            f"{len(blocks)} stacks"
-        )
+    config, blocks = model.config, model.one_stack
     states, heads = layers_of(config, states), layers_of(config, heads)
     settings, setting_of = _settings(config, rows.positions)
     layer = _layer(config, rows, setting_of, key)
