@@ -5,7 +5,7 @@
 A probe (experiments/probes) is a factory, a tiny model and a task. Its whole run, sampling and
 optimizer steps included, is one XLA program, vmapped over seeds; what the probe measures is
 measured before every step. docs/shelf.md and docs/shelf.png show them all. With names, only the
-probes of these factories run again; the others are as they were left in runs/shelf.
+probes of these factories run; the others are shown as they were left in runs/shelf.
 
 A factory without a probe is an error.
 """
@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from purepost import algorithms, fuse
 
 # jaxlib 0.10's YNNPACK fusions can crash in programs that are vmapped over such small models.
 NO_FUSIONS = "--xla_cpu_experimental_ynn_fusion_type="
+Curves = dict[str, np.ndarray]
 NEIGHBOURS, DISTANT = ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3), (0, 3))
 
 TEXT = """# The shelf, tried
@@ -51,8 +52,8 @@ the last {last} steps. A task is solved when it ends within {near} of its optimu
 ![curves](shelf.png)
 
 {solved}
-
-Rewards are of sixteen sampled completions a step (the share of their tokens that is wanted), so
+{lacking}
+Rewards are of a step's sampled completions (the share of their tokens that is wanted), so
 their *after* has the noise of sampling in it; `pass_at_k` is paid for the best of four and measured
 by the best quarter. Where a loss is measured, it may come as near 0 as one likes.
 
@@ -159,8 +160,9 @@ def known_row(name: str, rewards: Float[np.ndarray, "n s p k"], config: Config) 
     return (f"`{name}`", spread(margin(rewards)[:, 0]), *ends)
 
 
-def document(found: dict[str, np.ndarray], known: dict[str, np.ndarray], config: Config) -> str:
+def document(found: Curves, known: Curves, config: Config) -> str:
     """docs/shelf.md."""
+    lacking = [f"`{name}`" for name in PROBES if name not in found]
     header = ("algorithm", "measured", "optimum", "before", "after", f"within {config.near}")
     more = ("algorithm", "margin before", "margin after", "compared pairs", "pairs never compared")
     return TEXT.format(
@@ -169,6 +171,7 @@ def document(found: dict[str, np.ndarray], known: dict[str, np.ndarray], config:
         last=config.last,
         rate=config.learning_rate,
         near=config.near,
+        lacking=f"\nNot run yet: {', '.join(lacking)}.\n" if lacking else "",
         solved=table(header, [row(n, PROBES[n], x, config) for n, x in found.items()]),
         known=table(more, [known_row(n, x, config) for n, x in known.items()]),
     )
@@ -198,17 +201,22 @@ def draw(panels: dict[str, tuple[Float[np.ndarray, "n s"], float]], path: Path) 
     figure.savefig(path, dpi=90)
 
 
-def kept(name: str, measure: Callable[[], np.ndarray], *, again: bool) -> np.ndarray:
-    """The curves of a probe: found now (`again`, or where there are none yet), or as kept."""
-    path = ROOT / "runs" / "shelf" / f"{name.replace(' ', '_').replace(',', '')}.npy"
-    if again or not path.exists():
-        start = time.perf_counter()
-        found = measure()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, found)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        jax.clear_caches()  # one process can hold only so many programs
-    return np.load(path)
+def of(probes: dict[str, Probe], suffix: str, names: list[str], config: Config) -> Curves:
+    """The curves of the probes: those of the factories named (of all, if none is) found now, the
+    others as they were kept, and not there if they never ran.
+    """
+    found = {}
+    for name, probe in probes.items():
+        path = ROOT / "runs" / "shelf" / f"{name.replace(':', '')}{suffix}.npy"
+        if not names or probe.factory in names:
+            start = time.perf_counter()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, curves(probe, config))
+            print(f"{name}{suffix}: {time.perf_counter() - start:.0f} s", flush=True)
+            jax.clear_caches()  # one process can hold only so many programs
+        if path.exists():
+            found[name] = np.load(path)
+    return found
 
 
 def main(config: Config, names: list[str]) -> None:
@@ -223,25 +231,13 @@ def main(config: Config, names: list[str]) -> None:
     use_compile_cache()
     # The programs are tiny: almost all of the time would go into compiling them well.
     jax.config.update("jax_disable_most_optimizations", True)
-
-    def all_of(probes: dict[str, Probe], suffix: str = "") -> dict[str, np.ndarray]:
-        return {
-            name: kept(
-                name + suffix,
-                lambda probe=probe: curves(probe, config),
-                again=not names or probe.factory in names,
-            )
-            for name, probe in probes.items()
-        }
-
-    found, known = all_of(PROBES), all_of(KNOWN, ", known rewards")
-    panels = {name: (x, PROBES[name].optimum) for name, x in found.items()}
-    panels |= {
-        f"{name}: pairs in order": (in_order(x, NEIGHBOURS + DISTANT), 1.0)
-        for name, x in known.items()
-    }
+    found = of(PROBES, "", names, config)
+    known = of(KNOWN, ", known reward", names, config)
     page = ROOT / "docs" / "shelf.md"
     page.write_text(document(found, known, config), encoding="utf-8")
+    panels = {name: (x, PROBES[name].optimum) for name, x in found.items()}
+    for name, x in known.items():
+        panels[f"{name}: pairs in order"] = in_order(x, NEIGHBOURS + DISTANT), 1.0
     draw(panels, page.with_suffix(".png"))
     print(f"wrote {page} and {page.with_suffix('.png')}")
 

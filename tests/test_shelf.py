@@ -76,8 +76,17 @@ def test_the_page_and_the_picture_show_every_probe(tmp_path: Path) -> None:
     page = shelf.document(found, {name: np.zeros((2, 3, 2, 4)) for name in KNOWN}, CONFIG)
     for name in PROBES:
         assert f"| `{name}` |" in page
+    assert "Not run yet" not in page
+    assert "Not run yet: `sft`, " in shelf.document({}, {}, CONFIG)
     shelf.draw({name: (x, 0.0) for name, x in found.items()}, tmp_path / "shelf.png")
     assert (tmp_path / "shelf.png").stat().st_size > 10_000
+
+
+def test_the_committed_page_lists_every_probe() -> None:
+    """As run, or as not run yet: `python experiments/shelf.py NAME` for one that is new."""
+    page = (ROOT / "docs" / "shelf.md").read_text(encoding="utf-8")
+    lacking = [name for name in PROBES if f"`{name}`" not in page]
+    assert not lacking and (ROOT / "docs" / "shelf.png").stat().st_size < 500_000
 
 
 SINGLE = """

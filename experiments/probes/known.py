@@ -147,7 +147,7 @@ KNOWN: dict[str, Probe] = {
     "orpo": _known(algorithms.orpo, by_likelihood, beta=1.0),
     "simpo": _known(algorithms.simpo, by_likelihood),
     "cpo": _known(algorithms.cpo, by_likelihood, beta=1.0, nll=0.1),
-    "kto": _known(algorithms.kto, data=judged, beta=1.0),
+    "kto": _known(algorithms.kto, data=judged, beta=0.1),
     "reward_model": _known(
         algorithms.reward_model, by_score, models=partial(reward_model, jr.key(2))
     ),
