@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -168,8 +168,9 @@ def make_run(config: Config) -> Callable[[Int[Array, ""]], dict[str, Any]]:
             return state, (metrics["reward"].value, metrics["turns"].value - 1)
 
         state, losses = jax.lax.scan(warmed, state, jnp.arange(config.warm_up, dtype=jnp.int32))
-        before = evaluate(k_test, state.models)
-        state = learn.init(k_init, WithReference(state.models))
+        warmed_up = cast(Decoder, state.models)  # sft takes any language model
+        before = evaluate(k_test, warmed_up)
+        state = learn.init(k_init, WithReference(warmed_up))
         state, curves = jax.lax.scan(learned, state, jnp.arange(config.steps, dtype=jnp.int32))
         after = evaluate(k_test, state.models.policy)
         return {"losses": losses, "before": before, "after": after, "curves": curves}
@@ -222,7 +223,8 @@ def main(config: Config) -> None:
     print(f"{config.seeds} seeds in {seconds / 60:.1f} minutes, compilation included")
     if config.seeds < 2:
         return
-    draw(*found["curves"], ROOT / "docs" / "agent_tool.png")
+    rewards, calls = found["curves"]
+    draw(rewards, calls, ROOT / "docs" / "agent_tool.png")
     page = ROOT / "docs" / "agent_tool.md"
     head = page.read_text(encoding="utf-8").partition("| seed |")[0]
     page.write_text(head + text + "\n", encoding="utf-8")

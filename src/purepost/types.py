@@ -135,37 +135,25 @@ def group_rows(
         )
         until = jnp.minimum(jax.lax.cummin(later, axis=2, reverse=True), until)
     last_of_prompt = (prompt_lengths - 1)[:, None, None]
-    flat = lambda x: x.reshape(p, g * t)  # noqa: E731
+
+    def join(of_trunk: Array, of_branches: Array) -> Array:
+        return jnp.concatenate([of_trunk, of_branches.reshape(p, g * t)], 1)
+
+    before = jnp.where(step == first, last_of_prompt, index - 1)
+    depth = prompt_lengths[:, None, None] + step - first
     return Rows(
-        tokens=jnp.concatenate([prompts, flat(branches)], 1),
-        end=jnp.concatenate(
-            [
-                jnp.where(trunk_real, width, trunk + 1),
-                flat(jnp.where(real, start + until, index + 1)),
-            ],
-            1,
+        tokens=join(prompts, branches),
+        end=join(
+            jnp.where(trunk_real, width, trunk + 1), jnp.where(real, start + until, index + 1)
         ),
-        positions=jnp.concatenate(
-            [
-                jnp.where(trunk_real, trunk, 0),
-                flat(jnp.where(real, prompt_lengths[:, None, None] + step - first, 0)),
-            ],
-            1,
+        positions=join(jnp.where(trunk_real, trunk, 0), jnp.where(real, depth, 0)),
+        parent=join(
+            jnp.where(trunk_real, jnp.maximum(trunk - 1, 0), trunk), jnp.where(real, before, index)
         ),
-        parent=jnp.concatenate(
-            [
-                jnp.where(trunk_real, jnp.maximum(trunk - 1, 0), trunk),
-                flat(jnp.where(real, jnp.where(step == first, last_of_prompt, index - 1), index)),
-            ],
-            1,
-        ),
-        mask=jnp.concatenate([jnp.zeros((p, s), bool), flat(mask & real)], 1),
-        episode=jnp.concatenate(
-            [
-                jnp.zeros((p, s), jnp.int32),
-                flat(jnp.broadcast_to(jnp.arange(g, dtype=jnp.int32)[None, :, None], (p, g, t))),
-            ],
-            1,
+        mask=join(jnp.zeros((p, s), bool), mask & real),
+        episode=join(
+            jnp.zeros((p, s), jnp.int32),
+            jnp.broadcast_to(jnp.arange(g, dtype=jnp.int32)[None, :, None], (p, g, t)),
         ),
         ids=jnp.arange(p, dtype=jnp.int32) if ids is None else ids,
         capacity=g * t,

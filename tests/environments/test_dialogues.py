@@ -277,8 +277,9 @@ def test_what_cannot_be_is_an_error(pool: Pool) -> None:
     tokenizer = make_tokenizer(PLAIN)
     sizes: dict[str, Any] = {"group": 2, "max_turns": 2, "max_context": 20}
     for name, wrong in (("group", 0), ("max_turns", 0), ("max_context", 4)):
+        given: dict[str, Any] = sizes | {name: wrong}
         with pytest.raises(ValueError, match=f"expected {name} of at least one turn"):
-            dialogues(pool, tokenizer, SAMPLING, **(sizes | {name: wrong}))
+            dialogues(pool, tokenizer, SAMPLING, **given)
     with pytest.raises(ValueError, match="expected stop_ids that end a turn"):
         dialogues(pool, tokenizer, Sampling(max_tokens=4), **sizes)
     run = collect(pool, Words([7, END]))

@@ -94,12 +94,9 @@ def evaluate(letters: Int[Array, " w"], length: Int[Array, ""]) -> tuple[Array, 
     """(value, whether there is one) of an expression: integers, + − · and parentheses, − also as a
     sign. There is none where it is ill-formed, nested too deep, or a number reaches the limit.
     """
-    first = _Reading(
-        jnp.zeros(DEPTH, jnp.int32),
-        jnp.ones(DEPTH, jnp.int32),
-        *[jnp.zeros((), jnp.int32)] * 3,
-        jnp.bool_(True),
-    )
+    none = jnp.zeros((), jnp.int32)
+    total, term = jnp.zeros(DEPTH, jnp.int32), jnp.ones(DEPTH, jnp.int32)
+    first = _Reading(total, term, none, none, none, jnp.bool_(True))
 
     def read(state: _Reading, x: Any) -> tuple[_Reading, None]:
         letter, there = x
