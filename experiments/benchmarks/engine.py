@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
-    parser.add_argument("--requests", type=int, default=128, help="of the heavy tail")
+    parser.add_argument("--requests", type=int, default=256, help="of the heavy tail")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.requests < SLOTS or options.requests % SLOTS:
