@@ -197,9 +197,8 @@ def test_worked_values():
     np.testing.assert_allclose(of(best_of_group, [0.2, 0.9, 0.5, NAN]), [0, 0.4, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(of(best_of_group, [1, 1, 0, 0]), [0] * 4)
     scaled = of(functools.partial(best_of_group, epsilon=0.1), [0.2, 0.9, 0.5])
-    np.testing.assert_allclose(
-        scaled, [0, 0.4 / (np.std([0.2, 0.9, 0.5], ddof=1) + 0.1), 0], rtol=1e-5
-    )
+    deviation = float(np.std([0.2, 0.9, 0.5], ddof=1))
+    np.testing.assert_allclose(scaled, [0, 0.4 / (deviation + 0.1), 0], rtol=1e-5)
 
 
 def test_the_baseline_of_another_rollout():
