@@ -27,15 +27,9 @@ from purepost.types import Rows, causal_rows, check_rows
 from purepost.weights import add_lora, without_lora
 from tests.compare import assert_same_bits
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 DPO = dpo(optax.sgd(0.1), beta=0.5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def trained_adapter() -> Decoder:

@@ -21,6 +21,8 @@ from purepost.rollout.labelled import Pairs, Steps
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.types import causal_rows
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CLASSIFIER = heads.reward_model(jr.key(7), tiny(lora=False))
 CRITIC = heads.ValueHead(CLASSIFIER.decoder, CLASSIFIER.head, jnp.full(1, 0.3))
 TASKS = Tasks(pad_prompts([[3, 4], [5]], width=2))
@@ -31,14 +33,6 @@ COMPLETIONS = Completions(
     finish=jnp.zeros((2, 2), jnp.int32),
 )
 SEQUENCES = [[[3, 4, 6, 2, 7], [3, 4, 8, 9]], [[5, 2, 2], [5, 11]]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def alone(ids: list[int]) -> np.ndarray:

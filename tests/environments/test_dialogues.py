@@ -4,7 +4,6 @@ The sampler is a stub that draws from its own list of words, so that no model is
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,6 +30,8 @@ from purepost.types import KeyArray, check_rows
 from tests.compare import assert_same_bits
 from tests.environments.scripted import Scripted
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 USER, ASSISTANT, END, THINK = 1, 2, 3, 4
 PLAIN = (
     "{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }}{{ m.content }}<e>"
@@ -54,15 +55,6 @@ def make_tokenizer(template: str) -> Tokenizer:
     special = [AddedToken(t, special=True) for t in ("<s>", "<u>", "<a>", "<e>", "<t>")]
     backend.add_special_tokens(special)
     return Tokenizer(backend, None, (END,), 0, template)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """The programs are tiny: almost all of the time goes into compiling them well."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 class Words:

@@ -1,6 +1,6 @@
 """Episodes of several turns: replayed on the host turn by turn, and scored by teacher forcing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -28,6 +28,8 @@ from purepost.rollout.sample import LENGTH, STOP, pad_prompts
 from purepost.rollout.score import score
 from purepost.rollout.stop import stop_strings
 from purepost.types import KeyArray, check_rows
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 END, BREAK, WIN, WIDTH = 1, 2, 3, 3
 GROUP, TURNS, ROOM = 3, 4, 20
@@ -109,15 +111,6 @@ def replay(
         assert tokens[at : at + len(heard)].tolist() == heard
         at += len(heard)
     raise AssertionError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """The programs are tiny: almost all of the time goes into compiling them well."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")

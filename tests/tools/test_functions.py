@@ -122,6 +122,22 @@ def test_calls_run_beside_one_another_and_late_ones_are_left() -> None:
     hold.set()
 
 
+@pytest.mark.parametrize(
+    ("timeout", "result"),
+    [(0.05, "error: no result within 0.05 s"), (5.0, "error: TimeoutError: its own")],
+)
+def test_an_awaited_tool_that_is_late_is_told_from_one_that_raises(
+    timeout: float, result: str
+) -> None:
+    async def impatient() -> str:
+        """Wait a little, then raise."""
+        await asyncio.sleep(0.2)
+        raise TimeoutError("its own")
+
+    box = Toolbox((tool(impatient),), timeout=timeout)
+    assert box._result(Call("impatient", {})) == result
+
+
 def test_a_turn_is_answered_call_by_call() -> None:
     turn = hermes(
         '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -116,8 +116,7 @@ class Toolbox:
 
     def call(self, calls: Sequence[Call]) -> list[str]:
         """The results of calls that run beside one another, as texts; errors as texts too."""
-        late = f"error: no result within {self.timeout} s"
-        results = [late for _ in calls]
+        results = [self._late for _ in calls]
 
         def work(i: int) -> None:
             results[i] = self._shortened(self._result(calls[i]))
@@ -129,6 +128,10 @@ class Toolbox:
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         return list(results)  # a copy: an abandoned thread may still write to the other
+
+    @property
+    def _late(self) -> str:
+        return f"error: no result within {self.timeout} s"
 
     def _result(self, call: Call) -> str:
         found = next((t for t in self.tools if t.name == call.name), None)
@@ -143,6 +146,8 @@ class Toolbox:
             if inspect.isawaitable(value):
                 value = asyncio.run(_awaited(value, self.timeout))
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except _Late:
+            return self._late
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"
 
@@ -151,8 +156,19 @@ class Toolbox:
         return text if left <= 0 else f"{text[: self.limit]}… ({left} characters more)"
 
 
+class _Late(Exception):
+    """Out of time, which a tool's own TimeoutError does not mean."""
+
+
 async def _awaited(value: Any, timeout: float | int) -> Any:
-    return await asyncio.wait_for(value, timeout)
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            return await value
+    except TimeoutError:
+        if limit.expired():
+            raise _Late from None
+        raise
 
 
 def _pydantic() -> tuple[Any, Any, Any]:
