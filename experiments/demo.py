@@ -198,9 +198,9 @@ def algorithm_of(config: Config, tokenizer: Tokenizer) -> Algorithm[Models, Task
     """GRPO, a step for each batch of completions."""
     sampling = Sampling(max_tokens=config.max_tokens, stop_ids=tokenizer.eos_ids)
     reward = text_reward(combine_rewards([correctness]), tokenizer)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0)
-    )
+    # Falling to 0: a step late in the run keeps what it has rather than wander.
+    rate = optax.linear_schedule(config.learning_rate, 0.0, config.steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.0))
     return grpo(optimizer, single_turn(reward, sampling, group=config.group))
 
 
