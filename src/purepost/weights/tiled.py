@@ -11,8 +11,8 @@ SMALLEST = 32
 class Tiled(eqx.Module):
     """A raw weight with its output features in blocks, each [out, in].
 
-    XLA's CPU backend multiplies 8 rows by such a weight twice as fast as by one [in, out] array,
-    64 rows 1.2 times. It is for decoding, never for training or for files.
+    XLA's CPU backend multiplies few rows by such a weight faster than by one [in, out] array. It is
+    for decoding, never for training or for files.
     """
 
     blocks: Float[Array, "c o i"]
