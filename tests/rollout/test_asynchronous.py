@@ -4,7 +4,7 @@ nothing hangs, is lost or comes twice where they fail.
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax.random as jr
 import numpy as np
@@ -198,3 +198,19 @@ def test_whoever_stops_waiting_cancels_the_request(model: Decoder) -> None:
     assert isinstance(first, asyncio.CancelledError)
     assert [len(r.tokens) for r in rest] == [9] * 6
     assert engine.pending == 0
+
+
+def test_an_engine_that_fails_tells_all_who_wait_though_one_was_just_cancelled() -> None:
+    class Failing:
+        def step(self) -> list[Any]:
+            raise RuntimeError("no memory")
+
+    async def main() -> BaseException | None:
+        shared = SharedEngine(cast(Engine, Failing()))
+        gone, waiting = (asyncio.get_running_loop().create_future() for _ in range(2))
+        gone.cancel()
+        shared._futures |= {"gone": gone, "waiting": waiting}
+        await shared._drive()
+        return waiting.exception()
+
+    assert str(asyncio.run(main())) == "no memory"

@@ -122,9 +122,14 @@ class SharedEngine:
                     elif not future.done():
                         future.set_result(result)
         except Exception as error:  # nobody waits for ever
-            for future in self._futures.values():
-                future.set_exception(error)
-            self._futures.clear()
+            for id in list(self._futures):
+                self._fail(id, error)
+
+    def _fail(self, id: Hashable, error: Exception) -> None:
+        """Let whoever waits for a request know, unless it was cancelled just now."""
+        future = self._futures.pop(id)
+        if not future.done():
+            future.set_exception(error)
 
     def _exchange(self) -> None:
         """Between rounds: submit what is new, cancel what nobody waits for any more."""
@@ -137,7 +142,7 @@ class SharedEngine:
             try:
                 self.engine.submit(request)
             except ValueError as error:
-                self._futures.pop(request.id).set_exception(error)
+                self._fail(request.id, error)
         for id in unwanted:
             self.engine.cancel(id)
 
