@@ -4,7 +4,7 @@ nothing hangs, is lost or comes twice where they fail.
 
 import asyncio
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -201,12 +201,15 @@ def test_whoever_stops_waiting_cancels_the_request(model: Decoder) -> None:
 
 
 def test_an_engine_that_fails_tells_all_who_wait_though_one_was_just_cancelled() -> None:
-    class Failing:
+    class Failing(Engine):
+        def __init__(self) -> None:
+            """Nothing that it needs."""
+
         def step(self) -> list[Any]:
             raise RuntimeError("no memory")
 
     async def main() -> BaseException | None:
-        shared = SharedEngine(cast(Engine, Failing()))
+        shared = SharedEngine(Failing())
         gone, waiting = (asyncio.get_running_loop().create_future() for _ in range(2))
         gone.cancel()
         shared._futures |= {"gone": gone, "waiting": waiting}
