@@ -96,6 +96,10 @@ async def raises() -> Any:
     raise RuntimeError("broken")
 
 
+async def raises_a_timeout() -> Any:
+    raise TimeoutError("its own")
+
+
 async def hangs() -> Any:
     await asyncio.sleep(60)
 
@@ -116,6 +120,7 @@ async def returns_nan() -> Any:
     ("fault", "finish"),
     [
         (raises, ERROR),
+        (raises_a_timeout, ERROR),
         (hangs, TIMEOUT),
         (returns_none, ERROR),
         (returns_garbage, ERROR),

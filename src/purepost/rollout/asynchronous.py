@@ -316,13 +316,14 @@ class _Broken(Exception):
 
 async def _ask(rules: _Rules, call: Awaitable[Any], read: Callable[..., T]) -> T:
     """What the environment answers, in time and as it should be."""
+    limit = asyncio.timeout(rules.turn_seconds)
     try:
-        async with asyncio.timeout(rules.turn_seconds):
+        async with limit:
             return read(*await call)
-    except TimeoutError:
-        raise
     except Exception as error:
-        raise _Broken from error
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise
+        raise _Broken from error  # a TimeoutError of the environment's own too
 
 
 def _ids(seen: Sequence[int]) -> Ids:
