@@ -271,3 +271,16 @@ def test_failures_are_counted_in_the_metrics() -> None:
 def test_no_samples_no_rewards() -> None:
     scores = combine_rewards([constant([])])([], [])
     assert scores.rewards.shape == (0,)
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_timeout_of_its_own_is_what_a_function_raised(timeout: float | None) -> None:
+    async def waits(prompts, completions, **columns):
+        raise TimeoutError("its own")
+
+    def blocks(prompts, completions, **columns):
+        raise TimeoutError("its own")
+
+    with pytest.warns(RuntimeWarning, match="raised TimeoutError: its own"):
+        scores = combine_rewards([waits, blocks], timeout=timeout)(PROMPTS, COMPLETIONS)
+    assert scores.failures == {"waits/raised": 4, "blocks/raised": 4}

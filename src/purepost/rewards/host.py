@@ -151,7 +151,7 @@ class HostReward:
             return
         for start in range(0, len(calls), self.workers):
             some = calls[start : start + self.workers]
-            results: list[Any] = [TimeoutError() for _ in some]
+            results: list[Any] = [_Late() for _ in some]
 
             def work(i: int, arguments: dict[str, Any], results: list[Any] = results) -> None:
                 results[i] = self._attempt(f, arguments)
@@ -180,7 +180,14 @@ class HostReward:
         """Run an awaitable on the event loop that all async functions share."""
 
         async def limited() -> Any:
-            return await asyncio.wait_for(result, self.timeout)
+            limit = asyncio.timeout(self.timeout)
+            try:
+                async with limit:
+                    return await result
+            except TimeoutError:
+                if limit.expired():
+                    raise _Late from None
+                raise
 
         with self._lock:
             if self._loop is None:
@@ -200,10 +207,14 @@ class HostReward:
                     self._loop = None
 
     def _failure(self, error: Exception) -> Failure:
-        if isinstance(error, TimeoutError) and self.timeout is not None:
+        if isinstance(error, _Late):
             scope = "a sample" if self.per_sample else "the call"
             return "timed_out", f"took more than {self.timeout} s for {scope}"
         return "raised", f"raised {type(error).__name__}: {error}"
+
+
+class _Late(Exception):
+    """Out of time, which a function's own TimeoutError does not mean."""
 
 
 def _check(name: str, result: Any, n: int) -> list[float | Failure | None]:
