@@ -1,8 +1,11 @@
-"""What experiments share: the compile cache, memory after compiling, intervals over seeds, and
-where runs are kept.
+"""What experiments share: the compile cache, memory after compiling, intervals and curves over
+seeds, tables in pages, and where runs are kept.
 """
 
 import ctypes
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -10,6 +13,19 @@ import numpy as np
 from jaxtyping import Float
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# jaxlib 0.10's YNNPACK fusions can crash in programs that are vmapped over very small models.
+NO_FUSIONS = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+def restart_without_fusions() -> None:
+    """Start the program anew with NO_FUSIONS among XLA's flags, which are read at the start, where
+    this JAX needs it.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.__version_info__ < (0, 11) and NO_FUSIONS not in flags:
+        environment = os.environ | {"XLA_FLAGS": f"{flags} {NO_FUSIONS}"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def use_compile_cache() -> None:
@@ -51,3 +67,51 @@ def half_width(x: Float[np.ndarray, "n *s"]) -> Float[np.ndarray, "*s"]:
     from scipy.stats import t
 
     return t.ppf(0.975, len(x) - 1) * x.std(0, ddof=1) / np.sqrt(len(x))
+
+
+def plot_seeds(
+    panels: Mapping[str, Float[np.ndarray, "n s"]],
+    path: Path,
+    *,
+    title: str,
+    over: str,
+    best: float | None = None,
+) -> None:
+    """A panel for each quantity: every seed's curve, their mean, and its 95% interval; a line at
+    the best possible value.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (label, curves) in zip(axes, panels.items(), strict=True):
+        mean, half = curves.mean(0), half_width(curves)
+        x = np.arange(1, curves.shape[1] + 1)
+        axis.plot(x, curves.T, color="#2f6db3", alpha=0.25, linewidth=0.8)
+        axis.fill_between(x, mean - half, mean + half, color="#d9722e", alpha=0.3, linewidth=0)
+        axis.plot(x, mean, color="#d9722e", linewidth=1.8)
+        if best is not None:
+            axis.axhline(best, color="black", linewidth=0.8, linestyle="--")
+        axis.set(xlabel=over, ylabel=label, ylim=(0, None))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def keep_table(page: Path, table: str) -> None:
+    """Put a table, and what comes with it, in the place of the one that ends a page."""
+    header = table.partition("\n")[0]
+    before = page.read_text(encoding="utf-8").partition(header)[0]
+    page.write_text(before + table + "\n", encoding="utf-8")
+
+
+def table_of_seeds(columns: Mapping[str, Float[np.ndarray, " n"]]) -> str:
+    """A row for each seed, and the mean with its 95% interval, as Markdown."""
+    rows = [f"| seed | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for seed, values in enumerate(zip(*columns.values(), strict=True)):
+        rows.append(f"| {seed} | " + " | ".join(f"{x:.3f}" for x in values) + " |")
+    spread = [f"{x.mean():.3f} ± {half_width(x):.3f}" for x in columns.values()]
+    return "\n".join([*rows, f"| mean, 95% | {' | '.join(spread)} |"])

@@ -11,7 +11,6 @@ A factory without a probe is an error.
 """
 
 import inspect
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -30,12 +29,10 @@ from jaxtyping import Array, Float, Int, PyTree
 if __package__ is None or __package__ == "":  # run as a file: the root is not on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.common import ROOT, half_width, use_compile_cache
+from experiments.common import ROOT, half_width, restart_without_fusions, use_compile_cache
 from experiments.probes import KNOWN, PROBES, Probe, tiny
 from purepost import algorithms, fuse
 
-# jaxlib 0.10's YNNPACK fusions can crash in programs that are vmapped over such small models.
-NO_FUSIONS = "--xla_cpu_experimental_ynn_fusion_type="
 Curves = dict[str, np.ndarray]
 NEIGHBOURS, DISTANT = ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3), (0, 3))
 
@@ -243,8 +240,5 @@ def main(config: Config, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags = os.environ.get("XLA_FLAGS", "")
-    if jax.__version_info__ < (0, 11) and NO_FUSIONS not in flags:  # they are read at the start
-        environment = os.environ | {"XLA_FLAGS": f"{flags} {NO_FUSIONS}"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    restart_without_fusions()
     main(Config(), sys.argv[1:])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import shelf
+from experiments.common import NO_FUSIONS
 from experiments.probes import KNOWN, PROBES
 from experiments.probes.known import compared, judged, solved
 from purepost import algorithms
@@ -109,5 +110,5 @@ np.testing.assert_allclose(both[1], alone, rtol=1e-4)
 @pytest.mark.slow
 def test_a_vmapped_seed_is_its_single_run() -> None:
     """Up to rounding; in a process of its own, for its flag."""
-    environment = os.environ | {"XLA_FLAGS": shelf.NO_FUSIONS, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"XLA_FLAGS": NO_FUSIONS, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SINGLE], cwd=ROOT, env=environment, check=True)
