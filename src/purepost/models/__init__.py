@@ -15,6 +15,7 @@ from .critic import ActorCritic as ActorCritic
 from .critic import actor_critic as actor_critic
 from .decoder import Decoder as Decoder
 from .decoder import init_decoder as init_decoder
+from .decoder import with_remat as with_remat
 from .heads import SequenceClassifier as SequenceClassifier
 from .heads import ValueHead as ValueHead
 from .heads import adapters_and_head as adapters_and_head

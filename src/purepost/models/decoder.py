@@ -3,10 +3,10 @@
 Where layers differ in the shapes of their weights, there is a stack for each run of like ones.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -23,7 +23,10 @@ from .config import Config as Config
 from .layer_inputs import LayerInput, LayerInputs
 from .layers import MLP, Attention, attention, rms_norm, soft_cap, subkey
 from .moe import MoE
+from .remat import Remat, dots
 from .rope import Angles, rotate
+
+T = TypeVar("T")
 
 UNLIMITED = 2**31 - 1  # the window of a layer without one, where others have some
 
@@ -181,6 +184,7 @@ class Decoder(eqx.Module):
     head: Weight | None  # [d, v]; None: the embeddings, transposed
     config: Config = eqx.field(static=True)
     layer_inputs: LayerInputs | None = None
+    remat: Remat = eqx.field(static=True, default=dots)
 
     def __call__(
         self, rows: Rows, *, key: KeyArray | None = None
@@ -195,7 +199,7 @@ class Decoder(eqx.Module):
         keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
         if len(config.runs) == 1:
             every = range(config.num_layers)
-            x, ((k, v), router) = _stack(config, every, self.layers, x, rows, keys, given)
+            x, ((k, v), router) = _stack(self, every, self.layers, x, rows, keys, given)
             return norm(config, x, self.norm), KV(k, v, router)
         kept: dict[int, Any] = {}  # of each layer its keys and values
         stacks, routers = [], []
@@ -204,7 +208,7 @@ class Decoder(eqx.Module):
             shared = None if source is None else kept[source]
             told = None if given is None else given[run.start : run.stop]
             blocks = self.layers[run.start]
-            x, (own, router) = _stack(config, run, blocks, x, rows, keys, told, shared)
+            x, (own, router) = _stack(self, run, blocks, x, rows, keys, told, shared)
             if own is not None:
                 kept |= zip(run, zip(*own, strict=True), strict=True)
                 stacks.append(own)
@@ -244,7 +248,7 @@ class Decoder(eqx.Module):
 
 
 def _stack(
-    config: Config,
+    model: Decoder,
     layers: range,
     blocks: Block,
     x: Float[Array, "b t d"],
@@ -256,12 +260,10 @@ def _stack(
     """A stack of layers, one after another: the stream; their keys and values, if they have some of
     their own, and their routers' probabilities.
     """
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    config = model.config
     settings, setting_of = _settings(config, rows.positions, layers)
 
-    # The backward pass keeps what the matrix products gave and computes the rest again: cheaper
-    # than writing it to memory and reading it back.
-    @partial(jax.checkpoint, policy=saved, prevent_cse=False)
+    @model.remat
     def layer(x: Float[Array, "b t d"], inputs: tuple[Block, Int[Array, ""], PyTree, PyTree]):
         block, index, setting, told = inputs
         k_layer = None if keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(keys)
@@ -277,6 +279,15 @@ def _stack(
 
     indices = jnp.arange(layers.start, layers.stop, dtype=jnp.int32)
     return jax.lax.scan(layer, x, (blocks, indices, settings, given))
+
+
+def with_remat(models: T, remat: Remat) -> T:
+    """The models with another policy (remat.py) for the layers of every decoder in them."""
+    return jax.tree.map(
+        lambda x: dataclasses.replace(x, remat=remat) if isinstance(x, Decoder) else x,
+        models,
+        is_leaf=lambda x: isinstance(x, Decoder),
+    )
 
 
 def _settings(
