@@ -157,12 +157,13 @@ def test_rewritten_history_gives_several_texts_of_one_episode(pool: Pool) -> Non
     assert mask == [True] * 4 + [False] * 6 + [True] * 4
     assert np.flatnonzero(np.asarray(episodes.restarts)[0]).tolist() == [4]
     assert episodes.rewards.tolist() == [2.0, 2.0]
-    rows, places = to_rows(episodes)
+    rows, _ = to_rows(episodes)
     check_rows(rows)
     assert rows.tokens.shape[0] == 1
     counts = np.asarray(score(MODEL, rows).logps != 0).sum()
     assert counts == 16
-    positions = np.asarray(rows.positions)[0, places.trunk : places.trunk + 14]
+    trunk = episodes.prompts.tokens.shape[1]
+    positions = np.asarray(rows.positions)[0, trunk : trunk + 14]
     assert positions.tolist() == [4, 5, 6, 7, *range(4, 14)]
 
 

@@ -19,7 +19,7 @@ from purepost.rollout.engine import Engine, Limits
 from purepost.rollout.environment import ERROR, MAX_TURNS, TIMEOUT
 from purepost.rollout.multi_turn import multi_turn
 from purepost.rollout.requests import Request, key_data
-from purepost.rollout.sample import STOP, pad_prompts
+from purepost.rollout.sample import LENGTH, STOP, pad_prompts
 from purepost.types import KeyArray
 
 KEY = jr.key(3)
@@ -164,23 +164,35 @@ def test_a_group_that_does_not_begin_alike_is_an_error(model: Decoder, engine: E
 def test_what_an_engine_refuses_ends_the_run_and_leaves_it_usable(
     model: Decoder, engine: Engine
 ) -> None:
-    """A request too long is the caller's fault, not the environment's: all ends with it."""
+    """More stop ids than it takes are the caller's fault, not the environment's."""
+    env, many = hosted(GAME, width=3), Sampling(3, stop_ids=tuple(range(9)))
+    with pytest.raises(ValueError, match="at most 8 stop ids, got 9"):
+        episodes_of(asynchronous(engine, env, many, **RULES), model)
+    assert engine.pending == 0
+    with pytest.raises(ValueError, match="max_tokens < 64, the engine's room, got 64"):
+        asynchronous(engine, env, SAMPLING, group=2, max_turns=9, max_tokens=64)
+    with pytest.raises(ValueError, match="retries ≥ 0, got -1"):
+        host(env, engine, retries=-1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_observation_that_leaves_no_room_ends_the_episode(
+    model: Decoder, engine: Engine, first: bool
+) -> None:
+    """However long it is: it reaches no array."""
     inner = hosted(GAME, width=3)
 
-    async def step(key: KeyArray, state: Any, action: list[int]) -> Any:
-        return state, [2] * 40, 0.0, False
+    async def reset(key: KeyArray, task: dict[str, Any]) -> Any:
+        return (await inner.reset(key, task))[0], [2] * (2**18 if first else 1)
 
-    long = asynchronous(
-        engine,
-        AsyncEnvironment(inner.reset, step),
-        SAMPLING,
-        group=2,
-        max_turns=9,
-        max_tokens=99,
-    )
-    with pytest.raises(ValueError, match="≤ 64, the engine's room"):
-        episodes_of(long, model)
-    assert engine.pending == 0
+    async def step(key: KeyArray, state: Any, action: list[int]) -> Any:
+        return state, [2] * 2**18, 0.5, False
+
+    episodes = episodes_of(host(AsyncEnvironment(reset, step), engine), model)
+    assert (np.asarray(episodes.finish) == LENGTH).all()
+    assert episodes.rewards.tolist() == [0.0 if first else 0.5] * 12
+    assert episodes.tokens.shape == (12, 14) and episodes.prompts.tokens.shape == (3, 32)
+    assert (np.asarray(episodes.mask.sum(1)) > 0).all() == (not first)
 
 
 def test_whoever_stops_waiting_cancels_the_request(model: Decoder) -> None:
