@@ -16,7 +16,7 @@ from purepost.mean import LEVELS, Metrics, masked_mean
 from purepost.models.containers import WithReference, with_reference
 from purepost.models.critic import ActorCritic, actor_critic, one_trunk
 from purepost.models.decoder import Decoder
-from purepost.rollout.collect import Collect, Tasks, single_turn
+from purepost.rollout.collect import Collect, Tasks, single_turn, to_rows
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, pad_prompts
 
@@ -115,7 +115,7 @@ ALL_TERMS: dict[str, Any] = {"beta": 0.02, "entropy": 0.001, "epochs": 2}
 PER_ROW: dict[str, Any] = {
     "objective": clipped,
     "epochs": 2,
-    "per_row": 2,
+    "lay": partial(to_rows, per_row=2),
     "correction": off_policy_sequences(0.1),
     "filters": (at_most(TOKENS),),
 }

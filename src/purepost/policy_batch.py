@@ -18,12 +18,21 @@ from .advantages import (
     whiten,
 )
 from .filters import Filter
-from .losses import Correction, Objective, check_objective, sampler_gap
-from .mean import Metrics, Spans, masked_mean, mean_of, select
+from .losses import (
+    Aggregate,
+    Correction,
+    Objective,
+    check_objective,
+    prompt_mean,
+    sampler_gap,
+    token_mean,
+)
+from .mean import Metrics, Spans, masked_mean, mean_of, scalar_mean, select
 from .models.containers import WithReference
 from .models.critic import ActorCritic
 from .models.decoder import Decoder
-from .rollout.collect import Collect, Episodes, Grouped, episode_metrics, to_rows
+from .rollout.collect import Collect, Episodes, Grouped, Lay, Places, episode_metrics, to_rows
+from .rollout.packing import padding_share
 from .rollout.sample import LENGTH
 from .rollout.score import score
 from .types import LanguageModel, Rows, Scalar
@@ -77,9 +86,17 @@ class ActorCriticBatch(eqx.Module):
     rewards: Float[Array, "b t"]  # the episode's, at each of its trained tokens
 
 
-def check_parts(collect: Collect, advantage: Advantage, objective: Objective) -> None:
+def check_parts(
+    collect: Collect,
+    advantage: Advantage,
+    objective: Objective,
+    aggregate: Aggregate = token_mean,
+    lay: Lay = to_rows,
+) -> None:
     """Let the parts of a policy gradient raise what they have to before anything is run."""
     check_objective(objective)
+    if aggregate is prompt_mean and lay is not to_rows:
+        raise ValueError("prompt_mean takes a row for a prompt's whole group; use lay=to_rows")
     if isinstance(collect, Grouped):
         check_group(advantage, collect.group)
 
@@ -101,15 +118,14 @@ def outcomes_of(episodes: Episodes) -> Outcomes:
     )
 
 
-@eqx.filter_jit
 def annotate(
     models: WithReference[Decoder],
     episodes: Episodes,
     advantage: Advantage,
     *,
+    lay: Lay = to_rows,
     refine: Refine | None = None,
     filters: Sequence[Filter] = (),
-    per_row: int | None = None,
     old: bool = False,
     reference: bool = False,
 ) -> tuple[PolicyBatch, Metrics]:
@@ -118,14 +134,30 @@ def annotate(
     """
     if reference and models.reference is None:
         raise ValueError("beta ≠ 0 needs a reference; pass with_reference(policy)")
-    rows, places = to_rows(episodes, per_row=per_row)
+    laid = lay(episodes)
+    return _annotate(models, episodes, laid, advantage, refine, tuple(filters), old, reference)
+
+
+@eqx.filter_jit
+def _annotate(
+    models: WithReference[Decoder],
+    episodes: Episodes,
+    laid: tuple[Rows, Places],
+    advantage: Advantage,
+    refine: Refine | None,
+    filters: Sequence[Filter],
+    old: bool,
+    reference: bool,
+) -> tuple[PolicyBatch, Metrics]:
+    """`annotate`, once the rows are laid."""
+    rows, places = laid
     outcomes = outcomes_of(episodes)
     kept = outcomes.scored
     for keep in filters:
         kept &= keep(outcomes)
     weights = places.per_episode(kept.astype(jnp.float32))
     spans = Spans(rows.mask, rows.episode, weights)
-    temperature = places.per_episode(episodes.temperature)[:, 0]
+    temperature = places.per_row(episodes.temperature)
 
     def logps(model: LanguageModel) -> Float[Array, "b t"]:
         return score(model, rows, temperature=temperature).logps
@@ -156,6 +188,7 @@ def annotate(
     metrics = episode_metrics(episodes) | {
         "reward_std": masked_mean(spread.deviation, spread.count >= 2),
         "frac_reward_zero_std": mean_of(1.0 - differ),
+        "padding_share": scalar_mean(padding_share(rows)),
     }
     if filters:
         dropped = 1.0 - kept.astype(jnp.float32)

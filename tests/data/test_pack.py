@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from purepost.data import padding_share
 from purepost.data.examples import Tokens, Tree
-from purepost.data.pack import best_fit, lay
+from purepost.data.pack import lay
 from purepost.models import Config, Decoder, init_decoder
+from purepost.rollout.packing import best_fit
 from purepost.rollout.score import score
 from purepost.types import Rows, causal_rows, check_rows, group_rows
 

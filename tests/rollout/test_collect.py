@@ -1,5 +1,6 @@
 """From episodes to rows, in any order and any split; the metrics of a step by hand."""
 
+from functools import partial
 from typing import Any, cast
 
 import equinox as eqx
@@ -16,8 +17,9 @@ from purepost.mean import Mean, Metrics, scalar_mean
 from purepost.models import Decoder
 from purepost.models.containers import WithReference
 from purepost.policy_batch import outcomes_of
-from purepost.rollout.collect import Episodes, Tasks, episode_metrics, single_turn, to_rows
+from purepost.rollout.collect import Episodes, Lay, Tasks, episode_metrics, single_turn, to_rows
 from purepost.rollout.draw import Sampling
+from purepost.rollout.packing import Packed
 from purepost.rollout.sample import LENGTH, STOP, Completions, generate, pad_prompts
 from purepost.types import check_rows
 
@@ -100,13 +102,13 @@ def test_groups_that_rows_do_not_divide_are_an_error() -> None:
         to_rows(episodes(ORDERS[0]), per_row=3)
 
 
-def step(model: Decoder, e: Episodes, per_row: int | None) -> tuple[dict[str, Mean], Decoder]:
+def step(model: Decoder, e: Episodes, lay: Lay) -> tuple[dict[str, Mean], Decoder]:
     """The terms and the gradient of GRPO on the episodes."""
 
     def collect(key: Any, model: Decoder, tasks: Tasks) -> tuple[Episodes, Metrics]:
         return e, {}
 
-    algorithm = grpo(optax.sgd(0.1), collect, per_row=per_row, entropy=0.1)
+    algorithm = grpo(optax.sgd(0.1), collect, lay=lay, entropy=0.1)
     models = WithReference(model)
     state = algorithm.init(jr.key(0), models)
     batch, _ = algorithm.rollout(jr.key(0), state, Tasks(e.prompts))
@@ -125,11 +127,16 @@ def step(model: Decoder, e: Episodes, per_row: int | None) -> tuple[dict[str, Me
 
 
 def test_a_split_or_shuffled_group_trains_the_same(model: Decoder) -> None:
-    """In one row, in two and in four, in order and not: loss and gradient agree to 1e-5."""
-    want, gradient = step(model, episodes(ORDERS[0]), None)
+    """In one row, in two, in four and packed, in order and not: loss and gradient agree to 1e-5."""
+    want, gradient = step(model, episodes(ORDERS[0]), to_rows)
     assert float(want["policy"].weight) == 8
-    for order, per_row in ((ORDERS[1], 2), (ORDERS[2], 1)):
-        terms, again = step(model, episodes(order), per_row)
+    for order, lay in (
+        (ORDERS[1], partial(to_rows, per_row=2)),
+        (ORDERS[2], partial(to_rows, per_row=1)),
+        (ORDERS[1], Packed()),
+        (ORDERS[2], Packed(width=10, multiple=3)),
+    ):
+        terms, again = step(model, episodes(order), lay)
         for name, mean in want.items():
             # At ratio 1 the policy's terms cancel: the scale of the sum is that of its parts.
             np.testing.assert_allclose(terms[name].value, mean.value, rtol=1e-5, atol=1e-6)

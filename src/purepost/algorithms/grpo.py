@@ -40,7 +40,7 @@ from ..mean import Metrics, Terms, masked_mean
 from ..models.containers import WithReference, policy_trainable
 from ..models.decoder import Decoder
 from ..policy_batch import PolicyBatch, annotate, check_parts
-from ..rollout.collect import Collect, Tasks
+from ..rollout.collect import Collect, Lay, Tasks, to_rows
 from ..rollout.score import score
 from ..types import KeyArray, Scalar
 
@@ -59,7 +59,7 @@ class Options(Steps, total=False):
     kl: KL
     beta: Scalar
     entropy: Scalar
-    per_row: int | None
+    lay: Lay
     trainable: Callable[[Models], PyTree]
 
 
@@ -76,7 +76,7 @@ def grpo(
     kl: KL = k3_weighted,
     beta: Scalar = 0.0,
     entropy: Scalar = 0.0,
-    per_row: int | None = None,
+    lay: Lay = to_rows,
     trainable: Callable[[Models], PyTree] = policy_trainable,
     epochs: int = 1,
     minibatches: int = 1,
@@ -85,10 +85,11 @@ def grpo(
     """GRPO over the episodes of `collect`: a row for each prompt, its group behind it.
 
     `correction` weighs tokens by π_old/π_sampler; `filters` say which episodes count. `beta` weighs
-    the KL to `models.reference`, `entropy` a bonus (nats per token). `per_row` splits a group over
-    rows, each with the prompt in front. Errors: groups of one, `beta` without a reference.
+    the KL to `models.reference`, `entropy` a bonus (nats per token). `lay` lays episodes into rows:
+    `Packed()` packs them, `partial(to_rows, per_row=2)` splits groups. Errors: groups of one,
+    `beta` without a reference.
     """
-    check_parts(collect, advantage, objective)
+    check_parts(collect, advantage, objective, aggregate, lay)
     check_kl(kl)
     expect("beta", beta, 0.0, or_low=True)
     update = make_update(
@@ -96,7 +97,7 @@ def grpo(
     )
     reused = epochs * minibatches > 1
     held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
-    annotated = partial(annotate, refine=refine, filters=tuple(filters), per_row=per_row)
+    annotated = partial(annotate, refine=refine, filters=tuple(filters), lay=lay)
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks

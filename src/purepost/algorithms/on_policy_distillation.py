@@ -24,7 +24,7 @@ from ..losses.limits import expect
 from ..mean import Metrics, Spans, Terms, masked_mean, select, spans_of
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
-from ..rollout.collect import Collect, Episodes, Tasks, episode_metrics, to_rows
+from ..rollout.collect import Collect, Episodes, Lay, Places, Tasks, episode_metrics, to_rows
 from ..rollout.score import score
 from ..types import KeyArray, Rows, Scalar
 
@@ -42,11 +42,11 @@ class JudgedBatch(eqx.Module):
 
 @eqx.filter_jit
 def judge(
-    models: Models, episodes: Episodes, strength: Scalar, per_row: int | None
+    models: Models, episodes: Episodes, laid: tuple[Rows, Places], strength: Scalar
 ) -> tuple[JudgedBatch, Metrics]:
     """Episodes in rows, with the teacher's verdict on every token."""
-    rows, places = to_rows(episodes, per_row=per_row)
-    temperature = places.per_episode(episodes.temperature)[:, 0]
+    rows, places = laid
+    temperature = places.per_row(episodes.temperature)
     own = score(models.student, rows, temperature=temperature).logps
     wanted = score(models.teacher, rows, temperature=temperature).logps
     gap = select(rows.mask, own) - select(rows.mask, wanted)
@@ -61,7 +61,7 @@ def on_policy_distillation(
     strength: Scalar = 1.0,
     objective: Objective = reinforce,
     aggregate: Aggregate = token_mean,
-    per_row: int | None = None,
+    lay: Lay = to_rows,
     trainable: Callable[[Models], PyTree] = student_trainable,
     epochs: int = 1,
     minibatches: int = 1,
@@ -69,7 +69,7 @@ def on_policy_distillation(
 ) -> Algorithm[Models, Tasks, JudgedBatch]:
     """The student on its own episodes of `collect`, whose rewards are logged and nothing else.
 
-    `strength` is c. Error: strength ≤ 0.
+    `strength` is c; `lay` lays episodes into rows, as in GRPO. Error: strength ≤ 0.
     """
     expect("strength", strength, 0.0)
 
@@ -78,7 +78,7 @@ def on_policy_distillation(
     ) -> tuple[JudgedBatch, Metrics]:
         models = state.models
         episodes, metrics = collect(key, models.student, data)
-        batch, more = judge(models, episodes, strength, per_row)
+        batch, more = judge(models, episodes, lay(episodes), strength)
         return batch, metrics | more
 
     def loss(key: KeyArray, models: Models, batch: JudgedBatch) -> tuple[Terms, Metrics]:

@@ -39,7 +39,7 @@ from ..mean import Metrics, Spans, Terms, masked_mean
 from ..models.containers import WithReference
 from ..models.critic import ActorCritic, actor_critic_trainable, expect_critic
 from ..policy_batch import ActorCriticBatch, Decay, Estimate, annotate, check_parts, judge
-from ..rollout.collect import Collect, Tasks
+from ..rollout.collect import Collect, Lay, Tasks, to_rows
 from ..rollout.score import score
 from ..turns import token_rewards
 from ..types import KeyArray, Scalar
@@ -62,6 +62,7 @@ class Options(Steps, total=False):
     entropy: Scalar
     positive_nll: Scalar
     trainable: Callable[[ActorCritic], PyTree]
+    lay: Lay
 
 
 def ppo(
@@ -82,6 +83,7 @@ def ppo(
     entropy: Scalar = 0.0,
     positive_nll: Scalar = 0.0,
     trainable: Callable[[ActorCritic], PyTree] = actor_critic_trainable,
+    lay: Lay = to_rows,
     **steps: Unpack[Steps],
 ) -> Algorithm[ActorCritic, Tasks, ActorCriticBatch]:
     """PPO over the episodes of `collect`, on `actor_critic(...)` or `one_trunk(...)`.
@@ -95,8 +97,8 @@ def ppo(
     for name, number in {"beta": beta, "entropy": entropy, "positive_nll": positive_nll}.items():
         expect(name, number, 0.0, or_low=True)
     held, curious = (eqx.is_array(c) or bool(c != 0) for c in (beta, entropy))
-    held |= target is not None
     reused = steps.get("epochs", 1) * steps.get("minibatches", 1) > 1
+    annotated = partial(annotate, lay=lay, old=reused, reference=held or target is not None)
     judged = partial(judge, gamma=gamma, decay=decay, value_decay=value_decay, estimate=estimate)
 
     def rollout(
@@ -104,7 +106,7 @@ def ppo(
     ) -> tuple[ActorCriticBatch, Metrics]:
         episodes, metrics = collect(key, state.models.policy, data)
         models = WithReference(state.models.policy, state.models.reference)
-        batch, more = annotate(models, episodes, token_rewards, old=reused, reference=held)
+        batch, more = annotated(models, episodes, token_rewards)
         return judged(state.models, batch, state.extra), more | metrics
 
     def loss(key: KeyArray, models: ActorCritic, batch: ActorCriticBatch) -> tuple[Terms, Metrics]:

@@ -5,6 +5,7 @@ train, held_out = split(records, 0.02)
 data = sft_rows(train, tokenizer, width=2048, rows=8, seed=0)      # step → Rows
 """
 
+from ..rollout.packing import padding_share as padding_share
 from .batches import Batches as Batches
 from .batches import Report as Report
 from .feeds import judged_rows as judged_rows
@@ -15,7 +16,6 @@ from .feeds import step_rows as step_rows
 from .order import Draw as Draw
 from .order import hash_of as hash_of
 from .order import shuffled as shuffled
-from .pack import padding_share as padding_share
 from .records import Records as Records
 from .records import concatenate as concatenate
 from .records import read as read

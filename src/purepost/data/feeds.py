@@ -9,13 +9,13 @@ from jaxtyping import Float
 
 from ..rollout.collect import Tasks
 from ..rollout.labelled import Judged, Pairs, Steps
+from ..rollout.packing import best_fit
 from ..rollout.sample import bucket, pad_prompts
 from ..text import Tokenizer
 from ..types import Rows
 from .batches import Batches, Encoded, Report, draw_rows, encode_all, make_batches, steps_of
 from .examples import demonstration, judgement, preference, prompt_ids, solution
 from .order import Draw, hash_of, stream
-from .pack import best_fit
 from .records import Records
 from .schema import Chat, Completion, Judgement, Preference, Solution, Text, parse_prompt
 

@@ -1,46 +1,13 @@
-"""Rows out of examples: which of them share a row, and how they lie in it."""
+"""Rows out of examples: how they lie in a row."""
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from ..types import Rows
 from .examples import Tree
-
-
-def best_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
-    """Which examples share a row of `width` tokens: the longest first, each into the row with the
-    least room that is enough.
-
-    Source: Ding et al., Fewer Truncations Improve Language Modeling, 2404.10830, §3. Differs from
-    the paper: examples longer than a row were cut before, not split over several.
-    """
-    packs: list[list[int]] = []
-    rooms: list[int] = []  # the different rooms that are left in some row, ascending
-    having: dict[int, list[int]] = {}  # room → the rows that have it
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if sizes[i] > width:
-            raise ValueError(f"expected examples of at most {width} tokens, got {sizes[i]}")
-        at = bisect_left(rooms, sizes[i])
-        if at < len(rooms):
-            room = rooms[at]
-            pack = having[room].pop()
-            if not having[room]:
-                del having[rooms.pop(at)]
-        else:
-            room, pack = width, len(packs)
-            packs.append([])
-        packs[pack].append(i)
-        left = room - sizes[i]
-        if left and left not in having:
-            insort(rooms, left)
-            having[left] = []
-        if left:
-            having[left].append(pack)
-    return packs
 
 
 def lay(
@@ -85,15 +52,3 @@ def lay(
         capacity=capacity,
         episodes=episodes,
     )
-
-
-def padding_share(rows: Rows) -> float:
-    """The share of the rows' tokens that nobody sees: 0 for full rows, 1 for empty ones."""
-    return 1.0 - float(real_tokens(rows).mean())
-
-
-def real_tokens(rows: Rows) -> Bool[np.ndarray, "b t"]:
-    """The tokens that are no padding. A root that nothing follows counts as padding."""
-    end, parent = np.asarray(rows.end), np.asarray(rows.parent)
-    index = np.arange(end.shape[1])
-    return (end > index + 1) | ((parent != index) & (end > 0))

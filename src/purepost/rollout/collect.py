@@ -111,22 +111,29 @@ def single_turn(
 
 
 class Places(eqx.Module):
-    """Where episodes lie in rows: row i holds the episodes `episodes[i]`, a branch for each."""
+    """Where n episodes lie in rows."""
 
-    episodes: Int[Array, "b e"]
-    trunk: int = eqx.field(static=True)  # width of the shared prompt, tokens
+    episodes: Int[Array, "b e"]  # the episode in each of a row's places; n or more: none
+    tokens: Int[Array, "b t"]  # which of the episodes' tokens, [n·t] in one line; n·t or more: none
 
     def per_episode(self, x: Array) -> Array:
-        """[n, ...] → [b, e, ...]."""
-        return x[self.episodes]
+        """[n, ...] → [b, e, ...], 0 where there is no episode."""
+        return x.at[self.episodes].get(mode="fill", fill_value=0)
+
+    def per_row(self, x: Array) -> Array:
+        """[n, ...] → [b, ...]: what all episodes of a row have in common."""
+        return x[jnp.minimum(self.episodes[:, 0], x.shape[0] - 1)]
 
     def per_token(self, x: Array) -> Array:
-        """[n, t] → [b, trunk + e·t], 0 on the prompt."""
-        branches = self.per_episode(x)
-        b, e, t = branches.shape
-        return jnp.pad(branches.reshape(b, e * t), [(0, 0), (self.trunk, 0)])
+        """[n, t] → [b, t], 0 on prompts and padding."""
+        return x.reshape(-1).at[self.tokens].get(mode="fill", fill_value=0)
 
 
+# Rows of episodes, and where they lie in them: `to_rows`, `packing.Packed`
+Lay = Callable[[Episodes], tuple[Rows, Places]]
+
+
+@eqx.filter_jit
 def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Places]:
     """Rows that hold `per_row` episodes of one group (by default all of it) behind their prompt,
     computed once.
@@ -142,8 +149,12 @@ def to_rows(episodes: Episodes, *, per_row: int | None = None) -> tuple[Rows, Pl
     if group % per_row:
         raise ValueError(f"groups of {group} do not divide into rows of {per_row} episodes")
     order = jnp.argsort(episodes.group, stable=True).astype(jnp.int32)
-    places = Places(order.reshape(n // per_row, per_row), episodes.prompts.tokens.shape[1])
-    owner = episodes.group[places.episodes[:, 0]]
+    members, t = order.reshape(n // per_row, per_row), episodes.tokens.shape[1]
+    inside = members[:, :, None] * t + jnp.arange(t, dtype=jnp.int32)
+    trunk = [(0, 0), (episodes.prompts.tokens.shape[1], 0)]
+    lines = jnp.pad(inside.reshape(n // per_row, per_row * t), trunk, constant_values=n * t)
+    places = Places(members, lines)
+    owner = episodes.group[members[:, 0]]
     rows = group_rows(
         episodes.prompts.tokens[owner],
         episodes.prompts.lengths[owner],

@@ -1,6 +1,7 @@
 """purepost's losses of what the peers are given: whole rollouts and losses of the factories."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,13 +16,14 @@ from purepost import Algorithm, algorithms, losses
 from purepost.advantages import gae, leave_one_out, whiten
 from purepost.algorithms.kto import JudgedBatch
 from purepost.mean import Terms, spans_of
+from purepost.models.computed import Computed
 from purepost.models.containers import Distill, WithReference
-from purepost.models.critic import Computed, one_trunk
+from purepost.models.critic import one_trunk
 from purepost.models.decoder import Config, init_decoder
 from purepost.models.heads import reward_model
 from purepost.policy_batch import ActorCriticBatch, PolicyBatch, outcomes_of
 from purepost.rewards import overlong_penalty
-from purepost.rollout.collect import Episodes, Tasks
+from purepost.rollout.collect import Episodes, Tasks, to_rows
 from purepost.rollout.labelled import Pairs
 from purepost.rollout.sample import LENGTH, STOP, pad_prompts
 from purepost.types import Rows, causal_rows, group_rows
@@ -44,6 +46,7 @@ from tests.golden.peers.cases import (
 X = inputs()
 SGD = optax.sgd(0.1)
 Result = tuple[Any, Any]
+ALONE = partial(to_rows, per_row=1)
 TINY = Config(
     vocab_size=VOCAB,
     hidden_size=4,
@@ -114,10 +117,10 @@ def policy(
     def collect(key: Any, model: Any, tasks: Tasks) -> Any:
         return episodes(rewards, temperature), {}
 
-    algorithm = factory(SGD, collect, epochs=epochs, per_row=1, **options)
+    algorithm = factory(SGD, collect, epochs=epochs, lay=ALONE, **options)
     of_groups = {k: options[k] for k in ("advantage", "filters") if k in options}
     rolled = (rollout or factory)(
-        SGD, collect, epochs=epochs, per_row=1, **(of_groups if rollout else options)
+        SGD, collect, epochs=epochs, lay=ALONE, **(of_groups if rollout else options)
     )
     past = X.logits if epochs == 1 else X.old
     state = rolled.init(jr.key(0), WithReference(model(past), model(X.ref)))
