@@ -21,7 +21,7 @@ from ..types import KeyArray, Rows, divide_rows
 from ..weights import Weight, linear, lookup, transposed_linear
 from .config import Config as Config
 from .layer_inputs import LayerInput, LayerInputs
-from .layers import MLP, Attention, attention, rms_norm, soft_cap, subkey
+from .layers import MLP, Attention, AttentionFn, attention, rms_norm, soft_cap, subkey
 from .moe import MoE
 from .remat import Remat, dots
 from .rope import Angles, rotate
@@ -185,6 +185,7 @@ class Decoder(eqx.Module):
     config: Config = eqx.field(static=True)
     layer_inputs: LayerInputs | None = None
     remat: Remat = eqx.field(static=True, default=dots)
+    attend: AttentionFn = eqx.field(static=True, default=attention)
 
     def __call__(
         self, rows: Rows, *, key: KeyArray | None = None
@@ -273,7 +274,7 @@ def _stack(
         else:
             q, (k, v) = queries(block, config, x, angles, k_layer), shared
         scale, softcap = config.query_scale, config.attention_softcap
-        mixed = attention(q, k, v, rows, window, scale=scale, softcap=softcap)
+        mixed = model.attend(q, k, v, rows, window, scale=scale, softcap=softcap)
         x, router = finish(block, config, x, mixed, k_layer, told)
         return x, ((k, v) if shared is None else None, router)
 

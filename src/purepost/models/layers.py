@@ -1,6 +1,7 @@
 """Layers of the decoder: norm, attention over forest rows, gated MLP."""
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -39,6 +40,25 @@ def rms_norm(
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
     scale = scale.astype(jnp.float32)
     return (x32 * (scale + offset if offset else scale)).astype(x.dtype)
+
+
+@runtime_checkable
+class AttentionFn(Protocol):
+    """Softmax attention over forest rows; `attention` is the reference."""
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b t n k"],
+        v: Float[Array, "b t n k"],
+        rows: Rows,
+        window: int | Int[Array, ""] | None = None,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """A token's values, weighted over what it sees: see `visible`."""
+        ...
 
 
 def visible(
