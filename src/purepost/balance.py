@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from .algorithm import Algorithm, TrainState, UpdateFn
 from .losses.limits import expect
 from .mean import Metrics, Terms, scalar_mean
+from .models.computed import Computed
 from .models.decoder import KV, Decoder
 from .models.moe import expert_shares, load_balance, real_tokens
 from .types import KeyArray, Rows, Scalar, num_rows
@@ -32,27 +33,6 @@ class Balanced(eqx.Module, Generic[Batch]):
 
     batch: Batch
     shares: Float[Array, "b e"]  # the same in all rows; a row that fills up has zeros
-
-
-class Computed(eqx.Module):
-    """A model that was run on its rows already."""
-
-    rows: Rows
-    hidden: Float[Array, "b t d"]
-    unembed: Callable[[Float[Array, "*s d"]], Float[Array, "*s v"]]
-
-    def __call__(
-        self, rows: Rows, *, key: KeyArray | None = None
-    ) -> tuple[Float[Array, "b t d"], None]:
-        """The hidden states. Error: other rows."""
-        mine = self.rows
-        pairs = ((rows.tokens, mine.tokens), (rows.end, mine.end), (rows.positions, mine.positions))
-        if any(one is not other for one, other in pairs):
-            raise ValueError(
-                "expected a loss that runs its model on the batch's own rows, got others; its "
-                "router cannot be read from outside"
-            )
-        return self.hidden, None
 
 
 def trained_model(models: Any) -> Decoder:
@@ -115,7 +95,7 @@ def with_load_balancing(
     def loss(key: KeyArray, models: Models, batch: Balanced[Batch]) -> tuple[Terms, Metrics]:
         mine, read = rows(batch.batch), model(models)
         hidden, kept = read(mine, key=key)
-        done = eqx.tree_at(model, models, Computed(mine, hidden, read.unembed))
+        done = eqx.tree_at(model, models, Computed(hidden, read.unembed, mine))
         terms, metrics = algorithm.loss(key, done, batch.batch)
         found = load_balance(_router(kept), real_tokens(mine), batch.shares.max(0))
         terms = terms | {"load_balance": found.times(coefficient)}

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .types import Rows
+from .types import Rows, Scalar
 
 
 class Mean(eqx.Module):
@@ -37,6 +37,11 @@ Terms = dict[str, Mean]
 def add(a: dict[str, Mean], b: dict[str, Mean]) -> dict[str, Mean]:
     """The sums of two sets of Means with the same names."""
     return jax.tree.map(jnp.add, a, b)
+
+
+def weighted(means: dict[str, Mean], **factors: Scalar) -> dict[str, Mean]:
+    """The named ones of the Means, each times its factor: the terms of a loss."""
+    return {name: means[name].times(factor) for name, factor in factors.items()}
 
 
 def select(mask: Bool[Array, "*s"], x: Float[Array, "*s"]) -> Float[Array, "*s"]:

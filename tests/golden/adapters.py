@@ -30,6 +30,8 @@ def adapter_difference(base: Decoder, path: Path) -> float:
     where, ranks = ALL_LINEAR, RANKS
     if base.config.dense_layers:  # PEFT takes MLPs for experts
         where, ranks = r"attention\.[qkvo]$", {r"attention\.[kv]$": 2}
+    if base.config.side_expert_size:  # PEFT takes experts for no matrices
+        where = r"layers\.(\d+\.)?(attention\.[qkvo]|mlp\.(gate|up|down))$"
     model = add_lora(
         base, where=where, rank=4, alpha=8.0, key=jr.key(0), ranks=ranks, alphas=ALPHAS
     )
@@ -43,9 +45,8 @@ def adapter_difference(base: Decoder, path: Path) -> float:
         save_adapter(model, Path(folder) / "adapter", base=str(path))
         theirs = PeftModel.from_pretrained(reference(path), Path(folder) / "adapter").eval()
         found = [theirs(torch.tensor(IDS, dtype=torch.long)).logits.numpy()]
-        if (
-            not base.config.num_experts or base.config.dense_layers
-        ):  # PEFT saves experts as one parameter
+        config = base.config  # PEFT saves experts in the place of MLPs as one parameter
+        if not config.num_experts or config.dense_layers or config.side_expert_size:
             theirs.save_pretrained(Path(folder) / "again")
             again = load_adapter(base, Path(folder) / "again")
             found.append(np.asarray(again.unembed(again(rows)[0])))

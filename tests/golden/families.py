@@ -17,6 +17,9 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 from transformers.modeling_rope_utils import (  # pyright: ignore[reportMissingImports]
     ROPE_INIT_FUNCTIONS,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (  # pyright: ignore[reportMissingImports]
+    load_balancing_loss_func,
+)
 
 HERE = Path(__file__).parent
 LENGTHS = (256, 97)  # tokens; the first row reaches the last position
@@ -113,6 +116,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         },
     },
+    "gemma4_text_experts": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 3,
+        "layer_types": [f"{x}_attention" for x in ("sliding", "full", "full")],
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 16,
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 16,
+        "sliding_window": 12,
+    },
 }
 
 # RoPE parameters, positions of the model, and of the sequence.
@@ -148,7 +163,7 @@ def random_weights(model: Any) -> None:
                 if "Gemma4" in type(model).__name__ and ("_norm" in name or "post" in name):
                     parameter.mul_(0.5)  # nothing else makes scores and branches smaller
             elif parameter.ndim == 1:
-                parameter.normal_(0, 0.5)
+                parameter.normal_(0, 8.0 if name.endswith("router.scale") else 0.5)
             else:
                 embed = 0.2 if gemma else 1.0
                 parameter.normal_(0, embed if "embed" in name else parameter.shape[-1] ** -0.5)
@@ -174,16 +189,31 @@ def family_directory(path: Path, name: str, tokenizer: Path) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     ids = rng.integers(0, SHARED["vocab_size"], (2, LENGTHS[0])).astype(np.int32)
     mask = np.arange(LENGTHS[0]) < np.array(LENGTHS)[:, None]
+    tokens, real = torch.tensor(ids, dtype=torch.long), torch.tensor(mask).long()
     more = {"output_router_logits": True} if model_type == "qwen3_moe" else {}
-    out = model(
-        torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(mask).long(), **more
-    )
+    routers = watch_routers(model)
+    out = model(tokens, attention_mask=real, **more)
     logits = np.stack([x[at] for x, at in zip(out.logits.numpy(), POSITIONS, strict=True)])
     golden = {"ids": ids, "lengths": np.array(LENGTHS, np.int32), "logits": logits}
     golden["positions"] = POSITIONS.astype(np.int32)
     if more:
         golden["load_balancing_loss"] = out.aux_loss.numpy()
+    if routers:
+        experts, chosen = model.config.num_experts, model.config.top_k_experts
+        loss = load_balancing_loss_func(tuple(routers), experts, chosen, real)
+        golden["load_balancing_loss"] = loss.numpy()
     return golden
+
+
+def watch_routers(model: Any) -> list[torch.Tensor]:
+    """Where a Gemma 4's routers put the logarithms of their probabilities when it runs: it has no
+    loss of its own for them.
+    """
+    seen: list[torch.Tensor] = []
+    for module in model.modules():
+        if type(module).__name__ == "Gemma4TextRouter":
+            module.register_forward_hook(lambda module, given, out: seen.append(out[0].log()))
+    return seen
 
 
 def rope_table() -> list[dict[str, Any]]:

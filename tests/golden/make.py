@@ -30,6 +30,7 @@ from heads import check_classifier
 from heads import make as make_classifier
 from lora import check_steps
 from lora import make as make_lora
+from multimodal import make_multimodal
 from parity import check_table
 from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
 from tables import DIALOGUES, PATTERNS, PROMPTS, TEMPLATES, TEXTS, TOOLS
@@ -265,6 +266,7 @@ def make(target: Path) -> None:
     adapter = adapter_directory(target / "adapter", target / "tiny-llama3")
     np.savez_compressed(target / "adapter.npz", **adapter)
     make_families(target)
+    make_multimodal(target)
     make_classifier(target)
     make_lora(target, target / "tiny-llama3")
 

@@ -22,7 +22,7 @@ from purepost.types import Rows, causal_rows, check_rows, group_rows
 from purepost.weights import add_lora, merge
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-EVERY = pytest.mark.parametrize("name", [*FAMILIES, "qwen3_moe_dense"])
+EVERY = pytest.mark.parametrize("name", [*FAMILIES, "qwen3_moe_dense", "gemma4_text_experts"])
 
 
 @cache

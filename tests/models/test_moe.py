@@ -1,5 +1,7 @@
 """Experts against a loop over tokens in float64; products by group; the load-balancing loss."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purepost.models import load_balancing_loss, real_tokens
-from purepost.models.moe import MoE
+from purepost.models.moe import MoE, SideExperts
 from purepost.tree import map_named, named_leaves
 from purepost.types import causal_rows
 from purepost.weights import add_lora, grouped_linear, merge
@@ -27,20 +29,26 @@ def experts(seed: int = 0) -> MoE:
     return MoE(*(array(rng, *shape) for shape in shapes))
 
 
-def twin(moe: MoE, x: np.ndarray, *, normalize: bool) -> np.ndarray:
+def twin(
+    moe: MoE, x: np.ndarray, *, normalize: bool, routed: np.ndarray | None = None
+) -> np.ndarray:
     """Token by token, expert by expert."""
+    routed = x if routed is None else routed
+    scale = np.ones(E) if moe.scale is None else np.asarray(moe.scale, np.float64)
     router, gate, up, down = (
         np.asarray(w, np.float64) for w in (moe.router, moe.gate, moe.up, moe.down)
     )
     out = np.zeros(x.shape)
     for at in np.ndindex(x.shape[:-1]):
-        scores = np.exp(x[at] @ router)
+        scores = np.exp(routed[at] @ router)
         p = scores / scores.sum()
         chosen = np.argsort(-p)[:CHOSEN]
         total = p[chosen].sum() if normalize else 1.0
         for e in chosen:
             g = x[at] @ gate[e]
-            out[at] += p[e] / total * ((g / (1 + np.exp(-g)) * (x[at] @ up[e])) @ down[e])
+            out[at] += (
+                scale[e] * p[e] / total * ((g / (1 + np.exp(-g)) * (x[at] @ up[e])) @ down[e])
+            )
     return out
 
 
@@ -54,6 +62,26 @@ def test_every_token_gets_its_experts(tokens: int, normalize: bool) -> None:
     want = twin(moe, np.asarray(x, np.float64), normalize=normalize)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(probabilities.sum(-1), 1.0, rtol=1e-6)
+
+
+def test_experts_beside_an_mlp() -> None:
+    """norm(MLP) + norm(experts(norm x)), each expert times a number of its own; the router reads
+    the stream by a norm of its own, over √d.
+    """
+    rng = np.random.default_rng(10)
+    moe = replace(experts(), scale=array(rng, E))
+    before, router, after, of_mlp = norms = [array(rng, D) for _ in range(4)]
+    side = SideExperts(before, router, moe, after, of_mlp)
+    x, y = array(rng, 2, 3, D), array(rng, 2, 3, D)
+    out, _ = jax.jit(lambda s, x, y: s(x, y, jax.nn.silu, CHOSEN, 1e-3))(side, x, y)
+
+    def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * scale
+
+    x, y, before, router, after, of_mlp = (np.asarray(z, np.float64) for z in (x, y, *norms))
+    inner = twin(moe, normed(x, before), normalize=True, routed=normed(x, router) / D**0.5)
+    want = normed(y, of_mlp) + normed(inner, after)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_gradient_equals_the_twins_slope() -> None:

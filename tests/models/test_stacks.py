@@ -96,7 +96,7 @@ def test_gemma4_says_its_wide_heads_in_two_ways() -> None:
 @pytest.mark.parametrize(
     ("message", "fields"),
     [
-        ("enable_moe_block = False of a gemma4_text, got True", {"enable_moe_block": True}),
+        ("expected num_experts in config.json to be a whole", {"enable_moe_block": True}),
         ("use_bidirectional_attention", {"use_bidirectional_attention": "all"}),
         ("expected a layer of the same kind", {"num_kv_shared_layers": 7}),
         ("expected per_layer_config to say", {"per_layer_config": {"0": {"head_dim": 4}}}),
@@ -152,6 +152,19 @@ def test_adapters_that_peft_would_confuse_are_refused(tmp_path: Path) -> None:
     attention = add_lora(model, where=r"attention\.[qkvo]$", rank=1, key=jr.key(0))
     save_adapter(attention, tmp_path / "b", base="qwen3")
     assert_same_bits(load_adapter(model, tmp_path / "b"), attention)
+
+
+def test_experts_beside_an_mlp_take_adapters_that_peft_has_not(tmp_path: Path) -> None:
+    model = load(GOLDEN / "gemma4_text_experts").model
+    adapted = add_lora(model, rank=1, key=jr.key(0))
+    shapes = {name: x.shape for name, x in named_leaves(adapted) if name.endswith(".a")}
+    assert shapes["layers.1.experts.mlp.up.a"] == (2, 6, 24, 1)
+    assert shapes["layers.0.mlp.up.a"] == (1, 24, 1)
+    with pytest.raises(ValueError, match="expected no adapters of experts beside an MLP"):
+        save_adapter(adapted, tmp_path / "a", base="gemma4")
+    dense = add_lora(model, where=r"\.\d\.(attention\.[qkvo]|mlp\.\w+)$", rank=1, key=jr.key(0))
+    save_adapter(dense, tmp_path / "b", base="gemma4")
+    assert_same_bits(load_adapter(model, tmp_path / "b"), dense)
 
 
 def test_what_works_on_one_stack_says_so() -> None:

@@ -25,7 +25,7 @@ from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.distillation import Divergence, forward_kl
 from ..losses.limits import expect
-from ..mean import Metrics, Terms, spans_of
+from ..mean import Metrics, Terms, spans_of, weighted
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
 from ..models.trace import LayerPairs, expect_one_vocabulary, expect_pairs, trace
@@ -69,16 +69,11 @@ def attention_transfer(
         other = trace(models.teacher, batch, heads=[t for _, t in layers])
         pairs = list(zip(own.heads, other.heads, strict=True))
         spans = spans_of(batch)
-        scores = score(own, batch)
+        nll = -score(own, batch).logps
         maps = [compare_maps(s, t, batch, divergence, groups=heads) for s, t in pairs]
-        metrics = {
-            "attention": aggregate(jnp.stack(maps).mean(0), spans),
-            "nll": aggregate(-scores.logps, spans),
-        }
-        terms = {
-            "attention": metrics["attention"].times(alpha),
-            "nll": metrics["nll"].times(1 - alpha),
-        }
+        far = jnp.stack(maps).mean(0)
+        metrics = {"attention": aggregate(far, spans), "nll": aggregate(nll, spans)}
+        terms = weighted(metrics, attention=alpha, nll=1 - alpha)
         if related:
             pairs = [(s.relations, t.relations) for s, t in pairs]
             maps = [compare_maps(s, t, batch, divergence, groups=heads) for s, t in pairs]

@@ -24,7 +24,7 @@ from ..algorithm import Algorithm, Steps, TrainState, make_init, make_update
 from ..losses import Aggregate, token_mean
 from ..losses.distillation import Distance, squared_error
 from ..losses.limits import expect
-from ..mean import Metrics, Terms, spans_of
+from ..mean import Metrics, Terms, spans_of, weighted
 from ..models.containers import Distill
 from ..models.decoder import Decoder
 from ..models.trace import LayerPairs, expect_one_vocabulary, expect_pairs, layers_of, spread, trace
@@ -99,16 +99,9 @@ def feature_projection(
         ]
         about = jnp.take_along_axis(jnp.stack(far).mean(0), batch.parent, 1)
         spans = spans_of(batch)
-        scores = score(own, batch)
-        metrics = {
-            "features": aggregate(about, spans),
-            "nll": aggregate(-scores.logps, spans),
-        }
-        terms = {
-            "features": metrics["features"].times(alpha),
-            "nll": metrics["nll"].times(1 - alpha),
-        }
-        return terms, metrics
+        nll = -score(own, batch).logps
+        metrics = {"features": aggregate(about, spans), "nll": aggregate(nll, spans)}
+        return weighted(metrics, features=alpha, nll=1 - alpha), metrics
 
     return Algorithm(
         make_init(optimizer, trainable=trainable),

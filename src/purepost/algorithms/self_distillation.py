@@ -28,7 +28,7 @@ from ..follow import follow
 from ..losses import Aggregate, token_mean
 from ..losses.distillation import Divergence, forward_kl
 from ..losses.limits import expect
-from ..mean import Metrics, Terms, mean_of, spans_of
+from ..mean import Metrics, Terms, mean_of, spans_of, weighted
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
 from ..rollout.divergence import compare
@@ -117,11 +117,7 @@ def self_distillation(
             "divergence": aggregate(found.divergences, spans),
             "nll": aggregate(-found.logps, spans),
         }
-        terms = {
-            "divergence": metrics["divergence"].times(alpha * temperature**2),
-            "nll": metrics["nll"].times(1 - alpha),
-        }
-        return terms, metrics
+        return weighted(metrics, divergence=alpha * temperature**2, nll=1 - alpha), metrics
 
     moved = follow(lambda m: m.student, lambda m: m.teacher, share=1 - decay)
     return Algorithm(

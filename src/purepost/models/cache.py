@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from ..types import causal_rows
 from ..weights import is_kind, tile
+from .block import Block, finish, norm, project, queries
 from .config import Config
-from .decoder import Block, Decoder, finish, norm, project, queries
+from .decoder import Decoder
 from .layers import soft_cap
 
 

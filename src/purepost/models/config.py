@@ -17,7 +17,7 @@ class Kind(NamedTuple):
     kv_heads: int
     own_values: bool  # False: its values are its keys, before their norm
     intermediate_size: int
-    experts: bool
+    experts: bool  # in the place of its MLP
     source: int | None  # the layer whose keys and values it attends to; None: it has its own
 
 
@@ -30,7 +30,7 @@ class Config:
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int  # of the MLP, or of one expert
+    intermediate_size: int  # of the MLP, or of one expert in its place
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -58,6 +58,7 @@ class Config:
     normalize_experts: bool = False  # the weights of a token's experts add up to 1
     dense_layers: tuple[int, ...] = ()  # those that have an MLP in the place of experts
     dense_intermediate_size: int = 0
+    side_expert_size: int = 0  # of an expert beside the MLP; 0: experts are in its place
     full_head_dim: int | None = None  # of the layers without a window, if another
     full_kv_heads: int | None = None  # of those layers too
     full_keys_as_values: bool = False  # their values are their keys, before the norm
@@ -111,16 +112,15 @@ class Config:
         last = {full[i]: i for i in range(own)}  # the last layer of each sort with keys of its own
 
         def kind(i: int) -> Kind:
-            experts = self.num_experts > 0 and i not in self.dense_layers
+            dense = self.num_experts > 0 and i in self.dense_layers
             wide = i >= own and self.wide_shared_mlp
-            dense = self.num_experts > 0 and not experts
             size = self.dense_intermediate_size if dense else self.intermediate_size
             return Kind(
                 head_dim=(self.full_head_dim if full[i] else None) or self.head_dim,
                 kv_heads=(self.full_kv_heads if full[i] else None) or self.num_kv_heads,
                 own_values=not (full[i] and self.full_keys_as_values),
                 intermediate_size=2 * size if wide else size,
-                experts=experts,
+                experts=self.num_experts > 0 and not dense and not self.side_expert_size,
                 source=last[full[i]] if i >= own else None,
             )
 

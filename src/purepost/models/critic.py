@@ -1,6 +1,5 @@
 """A policy beside the critic of its states."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,24 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..types import KeyArray, Rows
+from ..types import Rows
 from ..weights import default_trainable
+from .computed import Computed
 from .containers import WithReference
 from .decoder import Decoder
 from .heads import TrunkValue, ValueHead, value_model
-
-
-class Computed(eqx.Module):
-    """A language model that has its hidden states of the rows at hand already."""
-
-    hidden: Float[Array, "b t d"]
-    unembed: Callable[[Float[Array, "*s d"]], Float[Array, "*s v"]]
-
-    def __call__(
-        self, rows: Rows, *, key: KeyArray | None = None
-    ) -> tuple[Float[Array, "b t d"], None]:
-        """The hidden states, whatever is asked."""
-        return self.hidden, None
 
 
 class ActorCritic(eqx.Module):

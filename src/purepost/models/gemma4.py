@@ -1,8 +1,6 @@
 """The Gemma 4 text family: heads of the layers without a window are wider and may have keys for
 values, the last layers attend to the keys and values of earlier ones, and every layer is told anew
-what the token is.
-
-Of its checkpoints those of text alone: neither images, sound, nor a mixture of experts.
+what the token is, or has a mixture of experts beside its MLP.
 """
 
 from dataclasses import replace
@@ -38,6 +36,16 @@ NAMES = {
     "layers.input.gate": (_LAYER + "per_layer_input_gate.weight", True),
     "layers.input.out": (_LAYER + "per_layer_projection.weight", True),
     "layers.input.norm": (_LAYER + "post_per_layer_input_norm.weight", False),
+    "layers.experts.norm": (_LAYER + "pre_feedforward_layernorm_2.weight", False),
+    "layers.experts.router_norm": (_LAYER + "router.scale", False),
+    "layers.experts.post_norm": (_LAYER + "post_feedforward_layernorm_2.weight", False),
+    "layers.experts.mlp_post_norm": (_LAYER + "post_feedforward_layernorm_1.weight", False),
+    "layers.experts.mlp.router": (_LAYER + "router.proj.weight", True),
+    "layers.experts.mlp.scale": (_LAYER + "router.per_expert_scale", False),
+    **{
+        f"layers.experts.mlp.{side}": (f"{_LAYER}experts.{side}_proj", True)
+        for side in ("gate", "up", "down")
+    },
     "layer_inputs.embed": ("model.embed_tokens_per_layer.weight", False),
     "layer_inputs.project": ("model.per_layer_model_projection.weight", True),
     "layer_inputs.norm": ("model.per_layer_projection_norm.weight", False),
@@ -47,12 +55,11 @@ _READS = (
     *("sliding_window", "layer_types", "final_logit_softcapping", "per_layer_config"),
     *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers"),
     *("use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
-    *("num_experts", "top_k_experts", "moe_intermediate_size"),  # nothing without enable_moe_block
+    *("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"),
 )
 _NEUTRAL = {
     "hidden_act": GELU,
     "hidden_activation": GELU,
-    "enable_moe_block": (False, None),
     "use_bidirectional_attention": (None, False, "vision"),  # of images alone
 }
 _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
@@ -76,6 +83,7 @@ def config_from_hf(config: Json) -> Config:
     keys_as_values = flag(config, "attention_k_eq_v", False)
     head_dim, kv_heads = _full_heads(config, shared, own=keys_as_values)
     inputs = _count(config, "hidden_size_per_layer_input", 256)
+    experts = flag(config, "enable_moe_block", False)
     return replace(
         shared,
         norm_offset=0.0,
@@ -94,6 +102,10 @@ def config_from_hf(config: Json) -> Config:
         wide_shared_mlp=flag(config, "use_double_wide_mlp", False),
         layer_input_size=inputs,
         layer_input_vocab=integer(config, "vocab_size_per_layer_input", 262144) if inputs else 0,
+        num_experts=integer(config, "num_experts") if experts else 0,
+        experts_per_token=integer(config, "top_k_experts") if experts else 0,
+        normalize_experts=experts,
+        side_expert_size=integer(config, "moe_intermediate_size") if experts else 0,
     )
 
 
@@ -121,7 +133,10 @@ def config_to_hf(config: Config) -> dict[str, Any]:
         "use_double_wide_mlp": config.wide_shared_mlp,
         "hidden_size_per_layer_input": config.layer_input_size,
         "vocab_size_per_layer_input": config.layer_input_vocab or config.vocab_size,
-        "enable_moe_block": False,
+        "enable_moe_block": config.num_experts > 0,
+        "num_experts": config.num_experts or None,
+        "top_k_experts": config.experts_per_token or None,
+        "moe_intermediate_size": config.side_expert_size or None,
     }
 
 

@@ -1,4 +1,5 @@
-"""A mixture of experts in the place of a layer's MLP: every token goes to its likeliest few.
+"""A mixture of experts in the place of a layer's MLP, or beside it: every token goes to its
+likeliest few.
 
 No token is dropped: an expert computes as many as chose it.
 Source: Shazeer et al., Outrageously large neural networks, 1701.06538, §2; Gale et al.,
@@ -14,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ..mean import Mean
 from ..types import Rows
 from ..weights import Weight, grouped_linear, linear
-from .layers import Activation, subkey
+from .layers import Activation, rms_norm, subkey
 
 
 class MoE(eqx.Module):
@@ -24,6 +25,7 @@ class MoE(eqx.Module):
     gate: Weight  # [e, d, f]
     up: Weight
     down: Weight  # [e, f, d]
+    scale: Float[Array, "*l e"] | None = None  # what every expert gives is multiplied by its own
 
     def __call__(
         self,
@@ -33,17 +35,21 @@ class MoE(eqx.Module):
         *,
         normalize: bool,
         key: Key[Array, " b"] | None = None,
+        routed: Float[Array, "*s d"] | None = None,
     ) -> tuple[Float[Array, "*s d"], Float[Array, "*s e"]]:
         """The block's output, and the router's probabilities, float32; `chosen` experts a token.
 
         `normalize` makes the chosen experts' weights add up to 1; `key` (one per row) turns adapter
-        dropout on.
+        dropout on; `routed` is what the router reads, by default x.
         """
-        logits = linear(x, self.router, key=subkey(key, 7)).astype(jnp.float32)
+        routed = x if routed is None else routed
+        logits = linear(routed, self.router, key=subkey(key, 7)).astype(jnp.float32)
         probabilities = jax.nn.softmax(logits)
         weights, experts = jax.lax.top_k(probabilities, chosen)
         if normalize:
             weights /= weights.sum(-1, keepdims=True)
+        if self.scale is not None:
+            weights *= self.scale.astype(jnp.float32)[experts]
         order, sizes = by_expert(experts.reshape(-1), probabilities.shape[-1])
 
         def sort(y: Array) -> Array:
@@ -63,6 +69,42 @@ class MoE(eqx.Module):
         out = grouped_linear(activation(gate) * up, self.down, sizes, key=keys(6))
         out = out.at[jnp.argsort(order)].get(unique_indices=True).reshape(*experts.shape, -1)
         return (out * weights[..., None].astype(x.dtype)).sum(-2), probabilities
+
+
+class SideExperts(eqx.Module):
+    """A mixture of experts beside a layer's MLP, on the same stream: norm(MLP) + norm(MoE(norm x)).
+
+    The router reads the stream by a norm of its own, divided by √d.
+    """
+
+    norm: Float[Array, "*l d"]
+    router_norm: Float[Array, "*l d"]
+    mlp: MoE
+    post_norm: Float[Array, "*l d"]
+    mlp_post_norm: Float[Array, "*l d"]  # of what the layer's own MLP gives
+
+    def __call__(
+        self,
+        x: Float[Array, "*s d"],
+        beside: Float[Array, "*s d"],
+        activation: Activation,
+        chosen: int,
+        eps: float,
+        *,
+        key: Key[Array, " b"] | None = None,
+    ) -> tuple[Float[Array, "*s d"], Float[Array, "*s e"]]:
+        """The sum of both, `beside` being what the MLP gives, and the router's probabilities."""
+        routed = rms_norm(x, self.router_norm, eps) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
+        out, router = self.mlp(
+            rms_norm(x, self.norm, eps),
+            activation,
+            chosen,
+            normalize=True,
+            key=subkey(key, 10),
+            routed=routed,
+        )
+        normed = rms_norm(beside, self.mlp_post_norm, eps)
+        return normed + rms_norm(out, self.post_norm, eps), router
 
 
 def by_expert(experts: Int[Array, " n"], count: int) -> tuple[Int[Array, " n"], Int[Array, " e"]]:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
+from .block import Block, finish, norm, project, queries
 from .config import Config, Kind
-from .decoder import Block, Decoder, finish, norm, project, queries
+from .decoder import Decoder
 from .layers import soft_cap
 
 

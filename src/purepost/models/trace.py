@@ -15,9 +15,11 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ..types import KeyArray, Rows
+from .block import finish, norm, project
 from .config import Config
-from .decoder import Decoder, Setting, Unembed, _settings, finish, norm, project
+from .decoder import Decoder, Unembed
 from .layers import attention, soft_cap
+from .settings import Setting, layer_settings
 
 LayerPairs = Sequence[tuple[int, int]]  # (the student's layer, the teacher's)
 
@@ -108,8 +110,8 @@ def trace(
     """
     config, blocks = model.config, model.one_stack
     states, heads = layers_of(config, states), layers_of(config, heads)
-    settings, setting_of = _settings(config, rows.positions)
-    layer = _layer(config, rows, setting_of, key)
+    settings, setting_of = layer_settings(config, rows.positions)
+    layer = _layer(model, rows, setting_of, key)
 
     def step(carry: Any, inputs: Any) -> tuple[Any, None]:
         (x, streams, parts), (of_layer, (state_slot, heads_slot)) = carry, inputs
@@ -144,14 +146,14 @@ def trace(
 
 
 def _layer(
-    config: Config, rows: Rows, setting_of: Callable[[Any], Setting], key: KeyArray | None
+    model: Decoder, rows: Rows, setting_of: Callable[[Any], Setting], key: KeyArray | None
 ) -> Callable[[Float[Array, "b t d"], Any], tuple[Float[Array, "b t d"], Any]]:
     """One layer as the decoder has it, which also gives its queries, scaled, keys and values."""
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    config = model.config
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     row_keys = None if key is None else jax.vmap(lambda i: jr.fold_in(key, i))(rows.ids)
 
-    @partial(jax.checkpoint, policy=saved, prevent_cse=False)
+    @model.remat
     def layer(x: Float[Array, "b t d"], inputs: Any) -> tuple[Float[Array, "b t d"], Any]:
         block, index, setting, told = inputs
         keys = None if row_keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(row_keys)

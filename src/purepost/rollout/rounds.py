@@ -16,8 +16,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from ..models.block import Block
 from ..models.cache import unstack
-from ..models.decoder import Block, Decoder
+from ..models.decoder import Decoder
 from ..models.slots import Slots, extend, read_slot, resize, write_slot
 from ..weights import for_sampling
 from .draw import Sampling, draw

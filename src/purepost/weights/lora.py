@@ -26,7 +26,7 @@ from .quantized import Quantized, like
 Model = TypeVar("Model")
 
 # Every matrix of the decoder's layers; embeddings and head are left out, as is usual.
-ALL_LINEAR = r"layers\.(\d+\.)?(attention\.[qkvo]|mlp\.(gate|up|down))$"
+ALL_LINEAR = r"layers\.(\d+\.)?(attention\.[qkvo]|(experts\.)?mlp\.(gate|up|down))$"
 
 
 class LowRank(eqx.Module):

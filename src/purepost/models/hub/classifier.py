@@ -22,6 +22,7 @@ from .families import names_of
 from .fetch import fetch
 from .load import check_tokenizer, open_model
 from .safetensors import write_checkpoint
+from .views import join_experts
 
 _SCORE = "score.weight"
 
@@ -89,7 +90,7 @@ def save_classifier(
         "id2label": {str(i): f"LABEL_{i}" for i in labels},
         "label2id": {f"LABEL_{i}": i for i in labels},
     }
-    tensors = tensors_from(plain, _names(names_of(decoder.config)))
+    tensors = join_experts(tensors_from(plain, _names(names_of(decoder.config))))
     target = Path(directory).expanduser()
     also = tokenizer.save
     write_checkpoint(target, config, tensors, max_shard_bytes=max_shard_bytes, also=also)

@@ -10,6 +10,7 @@ from typing import Any
 from ...text.tokenizer import Tokenizer
 from ..decoder import Config
 from .families import Family, family_of
+from .multimodal import MULTIMODAL
 
 _MOST_BYTES = 2**27
 # No model has larger ones, and the product of any four can be counted in 64 bits.
@@ -51,8 +52,8 @@ def parse_config(hf_config: Mapping[str, Any]) -> tuple[Family, Config]:
     kind = hf_config.get("model_type")
     if isinstance(hf_config.get("text_config"), Mapping):
         raise ValueError(
-            f"expected a model of text alone, got {kind!r:.80}, which reads other things too; save "
-            "its text model by itself, and load that"
+            f"expected a model of text alone, or {', '.join(MULTIMODAL)}, got {kind!r:.80}, which "
+            "reads other things too; save its text model by itself, and load that"
         )
     family = family_of(kind if isinstance(kind, str) else None)
     try:
@@ -76,6 +77,7 @@ def parse_config(hf_config: Mapping[str, Any]) -> tuple[Family, Config]:
             config.num_layers * config.layer_input_size
         ),
         "num_experts": config.num_experts,
+        "moe_intermediate_size": config.side_expert_size,
     }
     for name, size in sizes.items():
         most = _MOST_SIZES.get(name, _MOST_WIDTH)

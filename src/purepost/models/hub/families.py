@@ -49,7 +49,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma4_text": _family(
         *(gemma4, "gemma4", "Gemma 4, text"),
-        "layers of several widths, shared keys and values, inputs of every layer",
+        "layers of several widths, shared keys and values, inputs of every layer, "
+        "experts beside MLPs",
     ),
 }
 
@@ -78,7 +79,7 @@ def names_of(config: Config) -> Mapping[str, tuple[str, bool]]:
     out = {name: entry for name, entry in names.items() if not name.startswith("layers.")}
     for run in config.runs:
         kind = config.kinds[run.start]
-        dense = {} if kind.experts or not config.num_experts else DENSE
+        dense = {} if kind.experts or not config.dense_layers else DENSE
         for name, entry in {**names, **dense}.items():
             stem, _, rest = name.partition(".")
             if stem == "layers":

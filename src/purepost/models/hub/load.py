@@ -19,9 +19,11 @@ from .documents import make_config, parse_config, write_object
 from .families import names_of
 from .fetch import fetch
 from .gguf import read_gguf
+from .multimodal import is_multimodal, text_config, text_tensors
 from .orbax import is_orbax, read_orbax, write_leaves
 from .peft import save_adapter
 from .safetensors import CONFIG, read_checkpoint, write_checkpoint, write_directory
+from .views import join_experts, split_experts
 
 
 class Loaded(NamedTuple):
@@ -52,6 +54,9 @@ def load(
     hub id, "smollm2-135m", the default model, or "gemma3-270m", to which Google's Gemma terms of
     use apply.
 
+    Of a Gemma 3, Gemma 4 or Mistral 3 that reads images or sound as well this is the text model,
+    and `save` writes one of text alone.
+
     `dtype` is that of the weights; None keeps what is on disk (float32 from a GGUF file).
     `place(name, values)` puts each leaf where it shall lie as soon as it is read, so that no
     device, and no host beside the file's cache, ever holds more than its part and one leaf:
@@ -81,10 +86,14 @@ def load(
 
 
 def open_model(path: Path) -> Opened:
-    """The files of a model in Hugging Face layout, or in one GGUF file."""
+    """The files of a model in Hugging Face layout, or in one GGUF file; those of its text model, if
+    it reads images or sound as well.
+    """
     if path.is_dir():
         hf_config, tensors = read_checkpoint(path)
-        return Opened(hf_config, tensors, Tokenizer.from_directory(path))
+        if is_multimodal(hf_config):
+            hf_config, tensors = text_config(hf_config), text_tensors(tensors)
+        return Opened(hf_config, split_experts(tensors), Tokenizer.from_directory(path))
     if path.suffix == ".gguf":
         return Opened(*read_gguf(path))
     raise ValueError(f"expected a directory or a .gguf file, got {path}; name one of those")
@@ -121,7 +130,7 @@ def save(
         if has_adapters(model) and not merged:
             save_adapter(model, path / "adapter", base=str(target))
 
-    tensors = tensors_from(plain, names_of(model.config))
+    tensors = join_experts(tensors_from(plain, names_of(model.config)))
     write_checkpoint(target, config, tensors, max_shard_bytes=max_shard_bytes, also=also)
 
 

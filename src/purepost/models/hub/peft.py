@@ -23,6 +23,7 @@ from ..decoder import Decoder
 from .convert import Names, Tensor, hf_names
 from .documents import read_object, write_object
 from .families import names_of
+from .multimodal import text_name
 from .safetensors import read_file, save_tensors, write_directory
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -68,6 +69,11 @@ def save_adapter(model: Decoder, directory: str | Path, *, base: str) -> None:
         raise ValueError(
             "expected adapters of attention only where some layers have experts and others an MLP, "
             "which PEFT takes for one another; merge the model"
+        )
+    if any(".experts." in name for name in found):
+        raise ValueError(
+            "expected no adapters of experts beside an MLP, which PEFT does not take for matrices; "
+            "merge the model"
         )
     _check_writable(model, found)
     names = names_of(model.config)
@@ -306,7 +312,7 @@ def _by_leaf(
     problems: list[str] = []
     for key in tensors:
         found = _KEY.fullmatch(key)
-        name, i = where.get(found[1], ("", 0)) if found else ("", 0)
+        name, i = where.get(text_name(found[1]), ("", 0)) if found else ("", 0)
         half = found and (found[3] if name == "embed" else found[2] or (dora and found[4]))
         if not name or not half:
             problems.append(f"unmatched key {key}")
