@@ -5,44 +5,27 @@ Where layers differ in the shapes of their weights, there is a stack for each ru
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from einops import rearrange
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from ..tree import named_key
 from ..types import KeyArray, Rows, divide_rows
 from ..weights import Weight, linear, lookup, transposed_linear
+from .block import Block, finish, norm, project, queries
 from .config import Config as Config
 from .layer_inputs import LayerInput, LayerInputs
-from .layers import MLP, Attention, AttentionFn, attention, rms_norm, soft_cap, subkey
-from .moe import MoE
+from .layers import MLP, Attention, AttentionFn, attention, soft_cap
+from .moe import MoE, SideExperts
 from .remat import Remat, dots
-from .rope import Angles, rotate
+from .settings import layer_settings
 
 T = TypeVar("T")
-
-UNLIMITED = 2**31 - 1  # the window of a layer without one, where others have some
-
-
-class Block(eqx.Module):
-    """One layer, or a stack of them on a leading axis."""
-
-    attention_norm: Float[Array, "*l d"]
-    attention: Attention
-    mlp_norm: Float[Array, "*l d"]
-    mlp: MLP | MoE
-    attention_post_norm: Float[Array, "*l d"] | None = None
-    mlp_post_norm: Float[Array, "*l d"] | None = None
-    input: LayerInput | None = None
-    scale: Float[Array, "*l 1"] | None = None
-
 
 Stacked = Float[Array, "l b t n k"]
 Stacks = tuple[Float[Array, "_ b t _ _"], ...]
@@ -62,104 +45,6 @@ class KV(eqx.Module):
         """Keys and values layer by layer."""
         k, v = (x if isinstance(x, tuple) else (x,) for x in (self.k, self.v))
         return [pair for stack in zip(k, v, strict=True) for pair in zip(*stack, strict=True)]
-
-
-class Setting(NamedTuple):
-    """What differs between layers beside their weights."""
-
-    window: int | Int[Array, ""] | None
-    angles: Angles
-
-
-def norm(
-    config: Config, x: Float[Array, "*s d"], scale: Float[Array, " d"]
-) -> Float[Array, "*s d"]:
-    """The family's norm."""
-    return rms_norm(x, scale, config.norm_eps, config.norm_offset)
-
-
-def _heads(
-    normed: Float[Array, "*s d"],
-    weight: Weight,
-    bias: Float[Array, " o"] | None,
-    angles: Angles,
-    key: Key[Array, " b"] | None,
-) -> Float[Array, "*s m k"]:
-    """A projection, head by head, before norms and rotation."""
-    y = linear(normed, weight, key=key)
-    y = y if bias is None else y + bias.astype(y.dtype)
-    return rearrange(y, "... (h k) -> ... h k", k=2 * angles[0].shape[-1])
-
-
-def queries(
-    block: Block,
-    config: Config,
-    x: Float[Array, "*s d"],
-    angles: Angles,
-    key: Key[Array, " b"] | None = None,
-) -> Float[Array, "*s h k"]:
-    """Rotated queries of a layer."""
-    w, normed = block.attention, norm(config, x, block.attention_norm)
-    q = _heads(normed, w.q, w.q_bias, angles, subkey(key, 0))
-    q = q if w.q_norm is None else norm(config, q, w.q_norm)
-    return rotate(q, *angles)
-
-
-def project(
-    block: Block,
-    config: Config,
-    x: Float[Array, "*s d"],
-    angles: Angles,
-    key: Key[Array, " b"] | None = None,
-) -> tuple[Float[Array, "*s h k"], Float[Array, "*s n k"], Float[Array, "*s n k"]]:
-    """Rotated queries, rotated keys, and values of a layer that has its own."""
-    w, normed = block.attention, norm(config, x, block.attention_norm)
-    if w.k is None:
-        raise ValueError("expected a layer with keys of its own, got one that reads another's")
-    k = _heads(normed, w.k, w.k_bias, angles, subkey(key, 1))
-    v = k if w.v is None else _heads(normed, w.v, w.v_bias, angles, subkey(key, 2))
-    k = k if w.k_norm is None else norm(config, k, w.k_norm)
-    if config.value_norm:
-        v = rms_norm(v, jnp.ones(v.shape[-1]), config.norm_eps)
-    return queries(block, config, x, angles, key), rotate(k, *angles), v
-
-
-def finish(
-    block: Block,
-    config: Config,
-    x: Float[Array, "*s d"],
-    mixed: Float[Array, "*s h k"],
-    key: Key[Array, " b"] | None = None,
-    given: Float[Array, "*s p"] | None = None,
-) -> tuple[Float[Array, "*s d"], Float[Array, "*s e"] | None]:
-    """The rest of a layer: output projection and MLP, each added to the stream, and what is `given`
-    of the token; and the router's probabilities.
-    """
-
-    def normed_by(
-        scale: Float[Array, " d"] | None, y: Float[Array, "*s d"]
-    ) -> Float[Array, "*s d"]:
-        return y if scale is None else norm(config, y, scale)
-
-    mixed = rearrange(mixed, "... h k -> ... (h k)")
-    mixed = linear(mixed, block.attention.o, key=subkey(key, 3))
-    x = x + normed_by(block.attention_post_norm, mixed)
-    normed = norm(config, x, block.mlp_norm)
-    match block.mlp:
-        case MoE() as experts:
-            out, router = experts(
-                normed,
-                config.activation,
-                config.experts_per_token,
-                normalize=config.normalize_experts,
-                key=key,
-            )
-        case mlp:
-            out, router = mlp(normed, config.activation, key=key), None
-    x = x + normed_by(block.mlp_post_norm, out)
-    if block.input is not None and given is not None:
-        x = x + block.input(x, given, config.activation, config.norm_eps, key=key)
-    return x if block.scale is None else x * block.scale.astype(x.dtype), router
 
 
 class Unembed(eqx.Module):
@@ -262,7 +147,7 @@ def _stack(
     their own, and their routers' probabilities.
     """
     config = model.config
-    settings, setting_of = _settings(config, rows.positions, layers)
+    settings, setting_of = layer_settings(config, rows.positions, layers)
 
     @model.remat
     def layer(x: Float[Array, "b t d"], inputs: tuple[Block, Int[Array, ""], PyTree, PyTree]):
@@ -289,30 +174,6 @@ def with_remat(models: T, remat: Remat) -> T:
         models,
         is_leaf=lambda x: isinstance(x, Decoder),
     )
-
-
-def _settings(
-    config: Config, positions: Int[Array, "b t"], layers: range | None = None
-) -> tuple[PyTree, Callable[[PyTree], Setting]]:
-    """What to scan over beside the layers (by default all), and the function from a layer's part
-    of it to its setting. Layers that are all alike scan over nothing.
-    """
-    windows = config.layer_windows
-    windows = windows if layers is None else windows[layers.start : layers.stop]
-    if len(set(windows)) == 1:
-        alike = Setting(windows[0], config.rope(windows[0]).angles(positions))
-        return None, lambda _: alike
-    sizes = jnp.asarray([UNLIMITED if w is None else w for w in windows], jnp.int32)
-    plain = config.rope(None).angles(positions)
-    if not config.has_two_ropes:
-        return sizes, lambda size: Setting(size, plain)
-    windowed = config.rope(1).angles(positions)
-
-    def setting(size: Int[Array, ""]) -> Setting:
-        full = size == UNLIMITED
-        return Setting(size, jax.tree.map(lambda a, b: jnp.where(full, a, b), plain, windowed))
-
-    return sizes, setting
 
 
 def init_decoder(key: KeyArray, config: Config, dtype: DTypeLike = jnp.float32) -> Decoder:
@@ -351,17 +212,26 @@ def _init_stack(key: KeyArray, config: Config, layers: range, name: str, dtype: 
     weight = lambda leaf, *shape: _random(key, dtype, f"{name}.{leaf}", *shape)  # noqa: E731
     ones = lambda *shape: jnp.full(shape, 1 - c.norm_offset, dtype)  # noqa: E731
     bias = lambda size: jnp.zeros((n, size), dtype) if c.qkv_bias else None  # noqa: E731
-    experts, f = (n, c.num_experts) if kind.experts else (n,), kind.intermediate_size
-    matrices = {
-        "gate": weight("mlp.gate", *experts, d, f),
-        "up": weight("mlp.up", *experts, d, f),
-        "down": weight("mlp.down", *experts, f, d),
-    }
+
+    def matrices(name: str, *lead: int, f: int = kind.intermediate_size) -> dict[str, Array]:
+        sides = {"gate": (d, f), "up": (d, f), "down": (f, d)}
+        return {side: weight(f"{name}.{side}", *lead, *shape) for side, shape in sides.items()}
+
+    router = lambda name: weight(f"{name}.router", n, d, c.num_experts)  # noqa: E731
     if kind.experts:
-        mlp = MoE(router=weight("mlp.router", n, d, c.num_experts), **matrices)
+        mlp = MoE(router=router("mlp"), **matrices("mlp", n, c.num_experts))
     else:
-        mlp = MLP(**matrices)
-    given = None
+        mlp = MLP(**matrices("mlp", n))
+    given = experts = None
+    if c.side_expert_size:
+        beside = matrices("experts.mlp", n, c.num_experts, f=c.side_expert_size)
+        experts = SideExperts(
+            norm=ones(n, d),
+            router_norm=ones(n, d),
+            mlp=MoE(router("experts.mlp"), **beside, scale=jnp.ones((n, c.num_experts), dtype)),
+            post_norm=ones(n, d),
+            mlp_post_norm=ones(n, d),
+        )
     if c.layer_input_size:
         given = LayerInput(
             gate=weight("input.gate", n, d, c.layer_input_size),
@@ -387,4 +257,5 @@ def _init_stack(key: KeyArray, config: Config, layers: range, name: str, dtype: 
         mlp_post_norm=ones(n, d) if c.post_norms else None,
         input=given,
         scale=jnp.ones((n, 1), dtype) if c.layer_scale else None,
+        experts=experts,
     )
