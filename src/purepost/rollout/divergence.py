@@ -16,12 +16,31 @@ from .trained import Trained
 Divergence = Callable[[Float[Array, "*s v"], Float[Array, "*s v"]], Float[Array, "*s"]]
 
 
+@jax.custom_vjp
+def _weight(w: Array, sums: Float[Array, "*s"]) -> Array:
+    """w, whose gradient goes to `sums`: chunk by chunk it is added up there in float32."""
+    return w
+
+
+_weight.defvjp(lambda w, _: (w, None), lambda _, g: (None, g.astype(jnp.float32)))
+
+
+@jax.custom_vjp
+def _sums(w: Array) -> Float[Array, "*s"]:
+    """Zeros in float32, whose gradient is w's."""
+    return jnp.zeros(w.shape)
+
+
+_sums.defvjp(lambda w: (_sums(w), w), lambda w, g: (g.astype(w.dtype),))
+
+
 class Comparison(eqx.Module):
     """Of every trained token; 0 elsewhere. Nats."""
 
     divergences: Float[Array, "b t"]
     logps: Float[Array, "b t"]  # the student's, at temperature 1
     teacher_logps: Float[Array, "b t"]  # the teacher's
+    entropies: Float[Array, "b t"]  # the student's, at `temperature`
 
 
 def compare(
@@ -46,11 +65,14 @@ def compare(
     seen = Trained.of(others, chunk, trained.capacity)
     hidden = trained.gather(student(rows, key=key)[0])
     context = seen.gather(teacher(others)[0])
-    unembed, judge = student.unembed, teacher.unembed
+    weights, rest = eqx.partition(student.unembed, eqx.is_inexact_array)
+    judge, sums = teacher.unembed, jax.tree.map(_sums, weights)
 
     @jax.checkpoint
-    def one(x: Any) -> tuple[Array, Array, Array]:
+    def one(x: Any) -> tuple[Array, ...]:
         h, c, target = x
+        own = jax.tree.map(_weight, jax.lax.stop_gradient(weights), sums)
+        unembed: Any = eqx.combine(own, rest)
         logits, wanted = unembed(h), jax.lax.stop_gradient(judge(c))
         if logits.shape != wanted.shape:
             raise ValueError(
@@ -58,14 +80,15 @@ def compare(
                 f"{wanted.shape[-1]}; restrict the larger vocabulary first: "
                 "models.vocabulary.restrict"
             )
-        far = divergence(
-            jax.nn.log_softmax(wanted / temperature), jax.nn.log_softmax(logits / temperature)
-        )
+        given = jax.nn.log_softmax(logits / temperature)
+        far = divergence(jax.nn.log_softmax(wanted / temperature), given)
+        p = jnp.exp(given)
+        entropy = -jnp.where(p > 0, p * jnp.where(p > 0, given, 0.0), 0.0).sum(-1)
         logps, others = (
             jnp.take_along_axis(jax.nn.log_softmax(x), target[..., None], -1)[..., 0]
             for x in (logits, wanted)
         )
-        return far, logps, others
+        return far, logps, others, entropy
 
     parts = trained.chunks(hidden), trained.chunks(context), trained.chunks(trained.targets)
     return Comparison(*map(trained.back, jax.lax.map(one, parts)))
