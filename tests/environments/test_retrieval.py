@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from purepost.data import prompt_tasks
 from purepost.environments.host import Pool
 from purepost.environments.retrieval import (
     RELATIONS,
@@ -22,6 +23,7 @@ from purepost.environments.retrieval import (
 )
 from purepost.environments.workers import Reply
 from purepost.tools.messages import Call
+from tests.environments.test_dialogues import PLAIN, make_tokenizer
 
 
 def test_articles_say_their_facts() -> None:
@@ -99,6 +101,15 @@ def test_the_seed_decides_the_order_alone() -> None:
     for wrong in ((), (0,), (1, 3)):
         with pytest.raises(ValueError, match="expected questions of 1 or 2 look-ups"):
             questions(seed=0, hops=wrong)
+
+
+def test_questions_are_tasks() -> None:
+    batches = prompt_tasks(questions(seed=0), make_tokenizer(PLAIN), width=64, prompts=3, seed=0)
+    columns = batches(0).columns
+    assert set(columns) == {"prompt", "answer", "titles"}
+    rows = {row["prompt"]: row for row in questions(seed=1)}
+    for prompt, answer, titles in zip(*columns.values(), strict=True):
+        assert rows[prompt] == {"prompt": prompt, "answer": answer, "titles": titles}
 
 
 def call(query: str) -> str:

@@ -2,7 +2,8 @@
 
 Some of its scorers evaluate what the model wrote, as Python: they would run any code, or compute
 9**9**9**9. Those get to see only answers that do nothing but denote a value (`GUARDS`); others are
-worth 0.
+worth 0. The scores are the library's, whatever they are: game_of_life_halting's takes any answer
+that is not empty for a right one.
 """
 
 import ast
