@@ -19,6 +19,9 @@ jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
+# Programs here are tiny: almost all of the time would go into compiling them well.
+jax.config.update("jax_disable_most_optimizations", True)
+
 settings.register_profile(
     "purepost",
     deadline=None,  # the first example of a shape compiles
@@ -48,12 +51,16 @@ def fresh_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quick_compilation() -> Iterator[None]:
-    """For tests whose programs are tiny: almost all of the time goes into compiling them well."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def full_compilation() -> Iterator[None]:
+    """For tests that look at what was compiled: at its memory, its FLOPs, its text."""
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> None:
+    """How everything else is compiled."""
 
 
 @pytest.fixture

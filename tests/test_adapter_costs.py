@@ -18,6 +18,8 @@ from purepost.tree import count, named_leaves
 from purepost.types import causal_rows
 from purepost.weights import add_lora, linear, nf4, quantize
 
+pytestmark = pytest.mark.usefixtures("full_compilation")
+
 CONFIG = Config(
     vocab_size=64,
     hidden_size=128,

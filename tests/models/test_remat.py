@@ -23,6 +23,8 @@ from purepost.types import causal_rows
 from purepost.weights import add_lora
 from tests.compare import assert_close
 
+pytestmark = pytest.mark.usefixtures("full_compilation")
+
 POLICIES = {"none": remat.none, "dots": remat.dots, "block": remat.block}
 CONFIG = Config(
     vocab_size=32,

@@ -37,6 +37,8 @@ from purepost.tree import named_leaves
 from purepost.types import LanguageModel, causal_rows
 from purepost.weights import add_lora
 
+pytestmark = pytest.mark.usefixtures("full_compilation")
+
 B, T, STEPS = 48, 20, 2
 LARGE = 1024  # numbers: no leaf of so many lies whole on a device
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

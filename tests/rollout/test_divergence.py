@@ -21,6 +21,8 @@ from purepost.models.decoder import Unembed
 from purepost.rollout.divergence import compare
 from purepost.types import KeyArray, Rows, causal_rows, group_rows
 
+pytestmark = pytest.mark.usefixtures("full_compilation")
+
 
 @pytest.fixture(scope="module")
 def teacher(model: Decoder) -> Decoder:

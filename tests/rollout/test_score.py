@@ -16,6 +16,8 @@ from purepost.rollout.score import Scores, score
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
 
+pytestmark = pytest.mark.usefixtures("full_compilation")
+
 B, T, D, V = 2, 7, 5, 11
 Head = Callable[[jax.Array], jax.Array]
 
