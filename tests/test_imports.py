@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "models": BOTTOM | {"weights"},
     "models.hub": BOTTOM | {"weights", "models", "text"},
     "rollout": BOTTOM | {"weights", "models"},
-    "algorithm": BOTTOM,
+    "accumulate": BOTTOM,
+    "algorithm": BOTTOM | {"accumulate"},
     "loop": BOTTOM | {"algorithm"},
 }
 CORE = {*MAY_IMPORT, *UPPER}

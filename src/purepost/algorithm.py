@@ -8,6 +8,7 @@ whole batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypedDict, TypeVar, cast, runtime_checkable
 
 import equinox as eqx
@@ -18,6 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from . import tree
+from .accumulate import accumulate
 from .mean import Mean, Metrics, Terms, add, scalar_mean
 from .types import KeyArray, num_rows
 
@@ -196,14 +198,11 @@ def accumulate_gradient(
         own = {k: m.weight for k, m in terms.items()}
         return _value(terms, own if weights is None else weights), (terms, metrics)
 
-    def gradient(batch: Batch, weights: Any) -> tuple[Terms, Metrics, Models]:
+    if microbatches == 1:
         (_, (terms, metrics)), grads = jax.value_and_grad(objective, has_aux=True)(
-            params, batch, weights
+            params, batch, None
         )
         return terms, metrics, jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-
-    if microbatches == 1:
-        return gradient(batch, None)
     parts = tree.split_rows(tree.pad_rows(batch, microbatches), microbatches)
 
     def only_weights(part: Batch) -> dict[str, Float[Array, ""]]:
@@ -212,14 +211,8 @@ def accumulate_gradient(
     # Nothing here needs the forward pass, and XLA drops it from this scan.
     weights = jax.tree.map(lambda w: w.sum(0), jax.lax.map(only_weights, parts))
 
-    def body(total: Any, part: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(part, weights)), None
-
-    first = jax.tree.map(lambda x: x[0], parts)
-    zero = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, first, weights)
-    )
-    return jax.lax.scan(body, zero, parts)[0]
+    (terms, metrics), grads = accumulate(partial(objective, weights=weights), params, parts)
+    return terms, metrics, grads
 
 
 def apply_gradient(
