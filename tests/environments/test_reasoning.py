@@ -14,6 +14,7 @@ from purepost.environments.host import Failure, Pool
 from purepost.environments.reasoning import (
     GUARDS,
     Question,
+    denotes_arithmetic,
     denotes_formula,
     denotes_literal,
     reasoning_names,
@@ -95,7 +96,14 @@ ATTACKS = [
     "exec(\"__import__('pathlib').Path({!r}).touch()\")",
     "(lambda: __import__('pathlib').Path({!r}).touch())()",
 ]
-BOMBS = ["9**9**9**9", "\n 9**9**9**9", "(((9**99)**99)**99)**99", "'a'*10**10", "9**(99*99*99*99)"]
+BOMBS = [
+    "9**9**9**9",
+    "\n 9**9**9**9",
+    "(((9**99)**99)**99)**99",
+    "9**(99*99*99*99)",
+    "'a'*10**10",
+    "exp(exp(exp(99)))",
+]
 
 
 @pytest.mark.parametrize("name", sorted(GUARDS))
@@ -144,6 +152,7 @@ def test_the_scorers_own_variables_are_no_answers() -> None:
 def test_what_denotes_something(text: str, literal: bool | None, formula: bool) -> None:
     assert literal is None or denotes_literal(text) == literal
     assert denotes_formula(text) == formula
+    assert denotes_arithmetic(text) == (formula and not any(c.isalpha() for c in text))
 
 
 def test_several_tasks_in_one_run() -> None:

@@ -2,8 +2,10 @@
 
 Some of its scorers evaluate what the model wrote, as Python: they would run any code, or compute
 9**9**9**9. Those get to see only answers that do nothing but denote a value (`GUARDS`); others are
-worth 0. The scores are the library's, whatever they are: game_of_life_halting's takes any answer
-that is not empty for a right one.
+worth 0. Integrals are compared by sympy, which may take minutes over an odd one: give
+`combine_rewards` a time-out. The scores are the library's, whatever they are (game_of_life_halting
+takes any answer for a right one), and so are the questions: codeio's are made by running programs
+that come with it.
 """
 
 import ast
@@ -132,6 +134,11 @@ def denotes_formula(text: str) -> bool:
     return True
 
 
+def denotes_arithmetic(text: str) -> bool:
+    """Whether a text is a formula of numbers alone."""
+    return denotes_formula(text) and not any(c.isalpha() for c in text)
+
+
 def _is_small(node: ast.AST) -> bool:
     """Of a power: whether it is not one of a power of a power, and its exponent is plain."""
     if not _is_power(node):
@@ -167,10 +174,10 @@ GUARDS: Mapping[str, Callable[[str], bool]] = {
     "n_queens": denotes_literal,
     "spiral_matrix": denotes_literal,
     "string_insertion": denotes_literal,
-    "countdown": denotes_formula,
+    "countdown": denotes_arithmetic,
     "intermediate_integration": denotes_formula,
     "polynomial_multiplication": denotes_formula,
-    "puzzle24": denotes_formula,
+    "puzzle24": denotes_arithmetic,
     "simple_integration": denotes_formula,
 }
 

@@ -41,7 +41,8 @@ class Verifiers:
     def __init__(self, environment: Any, *, parse: Parse = Turn) -> None:
         self.environment = environment
         self.parse = parse
-        self.turns: list[Turn] = []
+        self.turns = 0
+        self.called: dict[str, str] = {}  # id of a call → the tool
         self.dialogue: list[Any] = []  # up to the turn that is awaited
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
         self.said: asyncio.Future[str] | None = None
@@ -50,7 +51,8 @@ class Verifiers:
     async def reset(self, task: dict[str, Any], seed: int) -> list[Message]:
         """The environment's prompt; `task` is a row of `verifiers_tasks`."""
         example = {name: value for name, value in task.items() if value is not None}
-        rollout = self.environment.run_rollout(example, _client(self), "policy", {})
+        client = _client(self)
+        rollout = self.environment.run_rollout(example, client, "policy", {})
         self.run = asyncio.create_task(rollout)
         messages, _, done = await self._next(self.run)
         if done:
@@ -91,7 +93,7 @@ class Verifiers:
         if list(dialogue[:known]) != self.dialogue:
             raise ValueError("expected a dialogue that goes on, got one that was rewritten")
         self.dialogue = list(dialogue)
-        new = dialogue[known + bool(self.turns) :]  # the policy's own turn is not told to it
+        new = dialogue[known + (self.turns > 0) :]  # the policy's own turn is not told to it
         return [self._message(message) for message in new], 0.0, False
 
     def _message(self, given: Any) -> Message:
@@ -101,8 +103,7 @@ class Verifiers:
         if isinstance(content, list):
             message["content"] = "\n".join(part.get("text", "") for part in content)
         if message["role"] == "tool":
-            turn, call = map(int, message.pop("tool_call_id").split("_"))
-            message["name"] = self.turns[turn].calls[call].name
+            message["name"] = self.called.get(message.pop("tool_call_id"), "unknown")
         return message
 
 
@@ -136,12 +137,14 @@ def _client(episode: Verifiers) -> Any:
 
         async def from_native_response(self, response: Any) -> Any:
             turn = episode.parse(response)
-            at = len(episode.turns)
-            episode.turns.append(turn)
+            episode.turns += 1
             calls = [
-                types.ToolCall(id=f"{at}_{i}", name=call.name, arguments=json.dumps(call.arguments))
-                for i, call in enumerate(turn.calls)
+                types.ToolCall(
+                    id=f"{episode.turns}_{i}", name=c.name, arguments=json.dumps(c.arguments)
+                )
+                for i, c in enumerate(turn.calls)
             ]
+            episode.called |= {call.id: call.name for call in calls}
             message = types.ResponseMessage(
                 content=turn.content,
                 reasoning_content=turn.reasoning,
@@ -149,7 +152,7 @@ def _client(episode: Verifiers) -> Any:
                 finish_reason="tool_calls" if calls else "stop",
                 is_truncated=False,
             )
-            return types.Response(id=str(at), created=0, model="policy", message=message)
+            return types.Response(id=str(episode.turns), created=0, model="policy", message=message)
 
         async def close(self) -> None:
             return None
