@@ -14,7 +14,20 @@ import pytest
 from experiments.benchmarks import measure, step
 from experiments.benchmarks.models import TINY, load_model, prompts_for, tiny_tokenizer
 from experiments.benchmarks.ours import measure as measure_ours
-from experiments.benchmarks.work import FIGURES, Generate, Grpo, Sft, Work, digits, token_rows, turn
+from experiments.benchmarks.work import (
+    FIGURES,
+    Generate,
+    Grpo,
+    Score,
+    Sft,
+    Work,
+    digits,
+    does,
+    split,
+    splits,
+    token_rows,
+    turn,
+)
 from purepost import tree
 from purepost.models import init_decoder
 from purepost.models.hub import save
@@ -30,6 +43,7 @@ FIELDS = {
     "parts",
     "peak_memory_gib",
     "load_seconds",
+    "process_seconds",
     "first_step_seconds",
     "compile_seconds",
     "check",
@@ -41,7 +55,9 @@ FIELDS = {
 SMALL: dict[str, tuple[Work, int]] = {  # with the tokens of a step
     "sft-lora": (Sft(2, 8, rank=2, warmups=1), 16),
     "generate-greedy": (Generate(2, 8, 17, temperature=0.0, warmups=1), 34),
-    "grpo": (Grpo(2, 8, 4, group=2, warmups=1), 16),
+    "score": (Score(2, 8, warmups=1), 16),
+    "grpo": (Grpo(2, 8, 4, group=2, microbatches=2, warmups=1), 16),
+    "grpo-fused": (Grpo(2, 8, 4, group=2, fused=True, warmups=1), 16),
 }
 
 
@@ -62,6 +78,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("figure", SMALL)
 def test_a_figure_has_every_field(figure: str, directory: str) -> None:
     work, tokens = SMALL[figure]
@@ -80,8 +97,13 @@ def test_a_figure_has_every_field(figure: str, directory: str) -> None:
         case Sft():
             # Random rows, and a model that knows nothing: about ln 512.
             assert line["check"]["loss"] == pytest.approx(6.238, abs=0.3)
+        case Score():
+            assert line["check"]["logp"] == pytest.approx(-6.238, abs=0.3)
         case Generate():
             assert len(line["check"]["tokens"]) == 16
+        case Grpo(fused=True):
+            assert line["check"] == {"length": 4.0}
+            assert line["parts"] == {}
         case Grpo():
             assert line["check"] == {"length": 4.0}
             parts = line["parts"]
@@ -158,6 +180,7 @@ def test_ratios_are_taken_round_by_round() -> None:
             "tokens_per_second": 100 / seconds,
             "peak_memory_gib": memory,
             "check": {"loss": seconds},
+            "microbatches": 1,
         }
 
     rounds = [
@@ -172,11 +195,51 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert found["peak_memory_gib"] == {"median": 0.375, "low": 0.25, "high": 0.5}
     assert found["rounds"] == 3
     assert found["checks"] == {"purepost": {"loss": 1.0}, "trl": {"loss": 2.0}}
+    assert found["disagreements"] == ["loss: 1.0 here, 2.0 there"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "faults"),
+    [
+        ({"loss": 6.2924}, {"loss": 6.2983}, 0),  # 9e-4
+        ({"loss": 6.2924}, {"loss": 6.2988}, 1),  # 1.02e-3
+        ({"logp": -6.2924}, {"logp": -6.2988}, 1),
+        ({"length": 64.0}, {"length": 63.9375}, 1),  # one of sixteen a token short
+        ({"length": 64.0}, {"length": 64.0}, 0),
+        ({"tokens": [1]}, {"tokens": [2]}, 0),  # two candidates may tie
+        (None, None, 0),
+    ],
+)
+def test_libraries_that_did_other_work_are_told(ours: Any, theirs: Any, faults: int) -> None:
+    assert len(step.disagreements(ours, theirs)) == faults
+
+
+ANY: dict[str, Any] = {
+    "seconds": 1.0,
+    "tokens_per_second": 1.0,
+    "peak_memory_gib": 1.0,
+    "check": None,
+}
+
+
+def test_a_step_that_takes_too_much_memory_is_split(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys, time; hungry = bytearray(2**28 // int(sys.argv[1])); "
+        f"time.sleep(60 if len(hungry) > 2**27 else 0); print({json.dumps(ANY)!r})"
+    )
+    commands = {"purepost": [sys.executable, "-c", code]}
+    line, again = step.measure("grpo-long", "tiny", commands, 2, {}, most=0.2)
+    assert line is not None and again is not None
+    assert (line["microbatches"], again["microbatches"]) == (2, 2)
+    assert capfd.readouterr().err.count("it took more") == 1
+    hungry = "import time; x = bytearray(2**28); time.sleep(60)"
+    alone = {"purepost": [sys.executable, "-c", hungry]}
+    assert list(step.measure("sft-full", "tiny", alone, 1, {}, most=0.2)) == [None]
 
 
 def test_libraries_take_turns_and_a_failure_costs_only_its_own_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    fields = {"seconds": 1.0, "tokens_per_second": 1.0, "peak_memory_gib": 1.0, "check": None}
+    fields = ANY
 
     def command(name: str, rc: int = 0) -> list[str]:
         code = f"open({str(log)!r}, 'a').write({name!r}); print({json.dumps(fields)!r}); exit({rc})"
@@ -192,7 +255,7 @@ def test_libraries_take_turns_and_a_failure_costs_only_its_own_line(tmp_path: Pa
     ]
     first = lines[0]
     assert first is not None
-    assert first["shapes"] == {"prompts": 4, "width": 64, "new": 64, "group": 4}
+    assert first["shapes"] == {"prompts": 4, "width": 64, "new": 64, "group": 4, "fused": False}
     assert (first["figure"], first["model"], first["round"]) == ("grpo", "tiny", 0)
 
 
@@ -236,4 +299,13 @@ def test_work_is_the_same_in_every_process() -> None:
     assert rows != token_rows(work, 512, 2)
     assert 3 <= min(map(min, rows)) and max(map(max, rows)) < 512
     assert [turn(4, 0), turn(4, 5)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert digits("a1b22") == 3
+    assert digits("a1b22²") == 3
+
+
+def test_only_a_grpo_step_is_split_where_memory_is_short() -> None:
+    long = FIGURES["grpo-long"]
+    assert splits(long) == [1, 2, 4]
+    assert split(long, 4) == Grpo(4, 256, 64, group=8, microbatches=4)
+    assert splits(FIGURES["sft-full"]) == [1]
+    assert split(FIGURES["sft-full"], 1) == FIGURES["sft-full"]
+    assert [name for name in FIGURES if does("torch", FIGURES[name])] == ["sft-full"]

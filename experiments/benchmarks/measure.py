@@ -67,17 +67,37 @@ def chosen(steps: Sequence[tuple[float, bool]]) -> list[float]:
     return clean if len(clean) >= FEWEST_CLEAN else [seconds for seconds, _ in steps]
 
 
+def age() -> float:
+    """Seconds since this process started; 0 where the kernel does not say."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def high_water(process: int | None = None) -> float | None:
+    """The most memory that a program (by default this one) has had resident, in GiB; None where the
+    kernel does not say.
+    """
+    try:
+        status = Path(f"/proc/{process or 'self'}/status").read_text()
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / GIB
+    return None
+
+
 def peak_memory() -> float:
     """The most memory this program has had resident, in GiB.
 
     The kernel's high-water mark of this program. `ru_maxrss`, used where there is none, starts
     from the size of the process that started us.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / GIB
+    if (found := high_water()) is not None:
+        return found
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
 
@@ -122,7 +142,8 @@ def describe(
 ) -> dict[str, Any]:
     """What one process found out, as the fields of its JSON line.
 
-    `seconds` is the median of the steps after the warm-up, `tokens` what one step makes or trains
+    `process_seconds` is the time from the start of the process to the end of the first step,
+    `seconds` the median of the steps after the warm-up, `tokens` what one step makes or trains
     on. `parts` are the seconds that each step spent in a part of it, warm-up included; their
     medians are given. `compile_seconds` is what the warm-up took beyond so many median steps.
     `check` is a result that other libraries doing the same work must have too.
@@ -144,6 +165,7 @@ def describe(
         "parts": {k: round(statistics.median(v[warmups:]), 5) for k, v in parts.items()},
         "peak_memory_gib": round(peak_memory(), 3),
         "load_seconds": round(load_seconds, 2),
+        "process_seconds": round(clock.marks[1].at - time.perf_counter() + age(), 2),
         "first_step_seconds": round(steps[0][0], 3),
         "compile_seconds": round(max(0.0, sum(s for s, _ in warm) - median * len(warm)), 3),
         "check": check,

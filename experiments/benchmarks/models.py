@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from purepost.models import Config, init_decoder
 from purepost.models.hub import Loaded, load, save
 from purepost.text.tokenizer import Tokenizer
 
-from .work import DISTINCT_PROMPTS, PROMPT_WIDTH, story
+from .work import DISTINCT_PROMPTS, LONG_PROMPT, PROMPT_WIDTH, story
 
 TINY = Config(
     vocab_size=512,
@@ -77,11 +78,12 @@ def prompts_for(tokenizer: Tokenizer, *, count: int, width: int) -> list[Prompt]
 
 
 def export(name: str, directory: Path) -> Path:
-    """Write a model for the peers in Hugging Face layout, over an older one, and its prompts."""
+    """Write a model for the peers in Hugging Face layout, over an older one; prompts by width."""
     target = directory / name
     shutil.rmtree(target, ignore_errors=True)
     loaded = load_model(name)
     save(loaded.model, loaded.tokenizer, target)
-    prompts = prompts_for(loaded.tokenizer, count=DISTINCT_PROMPTS, width=PROMPT_WIDTH)
-    (target / "prompts.json").write_text(json.dumps([p._asdict() for p in prompts]))
+    cut = partial(prompts_for, loaded.tokenizer, count=DISTINCT_PROMPTS)
+    prompts = {n: [p._asdict() for p in cut(width=n)] for n in (PROMPT_WIDTH, LONG_PROMPT)}
+    (target / "prompts.json").write_text(json.dumps(prompts))
     return target

@@ -30,13 +30,14 @@ def installed(python: Path, packages: tuple[str, ...]) -> bool:
 
 def environment(peer: str, directory: Path) -> Path:
     """The interpreter of a peer's environment, made if need be."""
-    home = directory / f"{peer}-venv"
+    name, packages = PEERS[peer]
+    home = directory / name
     python = home / "bin" / "python"
-    if not installed(python, PEERS[peer]):
-        print(f"installing {', '.join(PEERS[peer])} into {home}", file=sys.stderr)
+    if not installed(python, packages):
+        print(f"installing {', '.join(packages)} into {home}", file=sys.stderr)
         venv.create(home, with_pip=True, clear=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*command, *PEERS[peer]], check=True)
+        subprocess.run([*command, *packages], check=True)
     return python
 
 

@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.step                       every figure, both models
     python -m experiments.benchmarks.step --model tiny --only sft-full grpo --repeats 9
-    python -m experiments.benchmarks.step --peers               beside Tunix and TRL
+    python -m experiments.benchmarks.step --peers               beside Tunix, TRL and torch
     python -m experiments.benchmarks.step --peers tunix         beside Tunix alone
 
 Every figure is measured in a process of its own, so that its peak memory is its own: some warm-up
@@ -13,17 +13,28 @@ the CPU are left out. Everything is float32, on `--threads` CPUs; AdamW, gradien
     sft-lora            the same with adapters of rank 16 on every linear layer
     generate-greedy     8 prompts of 64 tokens, 128 more of each, greedily
     generate-sample     the same at temperature 1
+    score               log-probabilities of 4 rows of 256 tokens by frozen weights
     generate-branches   8 completions of each of 8 prompts, 64 + 64 tokens, at temperature 1
+    generate-branches-long
+                        the same behind prompts of 256 tokens
     grpo                4 completions of each of 4 prompts, 64 + 64 tokens, and one optimizer step
                         of GRPO with a reference (β = .04)
+    grpo-fused          the same as one XLA program (of purepost; peers step as they do)
+    grpo-long           8 completions of each of 4 prompts, 256 + 64 tokens, and such a step
 
 All libraries run in one environment, with memory in huge pages where glibc gives them.
-Completions do not end early. A line's `parts` are the seconds a GRPO step spent in rollout,
-reference and train; `check` is what libraries that do the same work agree in.
+Completions do not end early; a reward reads their text (in the fused step it counts the same by
+token id); metrics of every training step are written to a file. A line's `parts` are the seconds a
+GRPO step spent in rollout, reference and train; `programs` are those that JAX made; `check` is what
+libraries that do the same work agree in: where a loss or log-probability of the same rows is more
+than 1e-3 (relative) from a peer's, or a length differs, the script says so and ends with 1.
 
-`--peers` runs Tunix 0.1.7 and TRL 1.16 (generation: transformers) on the same work, taking turns
-with purepost over `--rounds` rounds, and prints for each peer the ratios of time, tokens/s and
-peak memory, purepost / peer, as the median over the rounds and the lowest and highest round.
+`--peers` runs Tunix 0.1.7, TRL 1.16 (generation and scoring: transformers) and torch (of sft-full
+alone: a plain loop with torch.compile) on the same work, taking turns with purepost over `--rounds`
+rounds, and prints for each peer the ratios of time, tokens/s and peak memory, purepost / peer, as
+the median over the rounds and the lowest and highest round. A library that takes more than
+`--memory` GiB (by default 85% of the machine's) for a GRPO step is run again with its gradient
+added up over micro-batches, as few as fit; `microbatches` says how many.
 Their environments are made on first use (4 GB), below $PUREPOST_CACHE or ~/.cache/purepost.
 """
 
@@ -33,17 +44,22 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .work import FIGURES, MODELS, PEERS
+from .measure import GIB, high_water
+from .work import FIGURES, MODELS, PEERS, does, splits
 
 ROOT = Path(__file__).parents[2]
 OURS = "purepost"
 PACKAGE = "experiments.benchmarks"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # Linux only: fewer misses in walking through the weights
+AGREE = {"loss": 1e-3, "logp": 1e-3, "length": 0.0}  # how far checks may differ, relative
+LOOK = 0.5  # seconds between looks at a process's memory
 Line = dict[str, Any]
 
 
@@ -66,13 +82,31 @@ def environment(*, cpu: bool, threads: int) -> dict[str, str]:
     }
 
 
-def last_line(command: Sequence[str], environ: Mapping[str, str]) -> Line | None:
-    """The last line of a program's output, read as JSON; None, and its complaint, if it fails."""
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    complaint = "\n".join(run.stderr.splitlines()[-15:])
-    print(f"{' '.join(command)} ended with {run.returncode}:\n{complaint}", file=sys.stderr)
+def last_line(
+    command: Sequence[str], environ: Mapping[str, str], most: float = float("inf")
+) -> Line | None:
+    """The last line of a program's output, read as JSON; None, and its complaint, if it fails.
+
+    MemoryError: it was killed for want of memory, or stopped because it took more than `most` GiB.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environ)
+        try:
+            while process.poll() is None:
+                if (high_water(process.pid) or 0.0) > most:
+                    process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK)
+        finally:
+            process.kill()
+        if process.returncode == -9:
+            raise MemoryError(f"expected {command[0]} to do with {most:.1f} GiB; it took more")
+        out.seek(0)
+        err.seek(0)
+        if process.returncode == 0:
+            return json.loads(out.read().splitlines()[-1])
+        complaint = "\n".join(err.read().splitlines()[-15:])
+    print(f"{' '.join(command)} ended with {process.returncode}:\n{complaint}", file=sys.stderr)
     return None
 
 
@@ -83,6 +117,16 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {k: round(v, 3) for k, v in spread.items()}
 
 
+def disagreements(ours: Line | None, theirs: Line | None) -> list[str]:
+    """The checks that two libraries differ in by more than they may."""
+    pairs = {k: ((ours or {}).get(k), (theirs or {}).get(k)) for k in AGREE}
+    return [
+        f"{name}: {a} here, {b} there"
+        for name, (a, b) in pairs.items()
+        if a is not None and b is not None and abs(a - b) > AGREE[name] * abs(b)
+    ]
+
+
 def compare(figure: str, model: str, peer: str, rounds: Sequence[Mapping[str, Line]]) -> Line:
     """The ratios of one figure, from rounds in which both libraries were measured."""
     pairs = [(lines[OURS], lines[peer]) for lines in rounds]
@@ -90,6 +134,7 @@ def compare(figure: str, model: str, peer: str, rounds: Sequence[Mapping[str, Li
     def of(name: str) -> dict[str, float]:
         return ratio([(ours[name], theirs[name]) for ours, theirs in pairs])
 
+    ours, theirs = pairs[0]
     return {
         "figure": figure,
         "model": model,
@@ -98,21 +143,53 @@ def compare(figure: str, model: str, peer: str, rounds: Sequence[Mapping[str, Li
         "tokens_per_second": of("tokens_per_second"),
         "peak_memory_gib": of("peak_memory_gib"),
         "rounds": len(pairs),
-        "checks": {OURS: pairs[0][0]["check"], peer: pairs[0][1]["check"]},
+        "checks": {OURS: ours["check"], peer: theirs["check"]},
+        "disagreements": disagreements(ours["check"], theirs["check"]),
+        "microbatches": {OURS: ours["microbatches"], peer: theirs["microbatches"]},
     }
 
 
+def fitting(
+    figure: str,
+    library: str,
+    command: Sequence[str],
+    environ: Any,
+    most: float,
+    known: dict[str, int],
+) -> Line | None:
+    """A library's line, its step split into as few micro-batches as fit into `most` GiB. `known` is
+    what was found before, by library.
+    """
+    for microbatches in splits(FIGURES[figure]):
+        if microbatches < known.get(library, 1):
+            continue
+        known[library] = microbatches
+        try:
+            found = last_line([*command, str(microbatches)], environ, most)
+        except MemoryError as error:
+            print(f"{figure} by {library}, micro-batches: {microbatches}: {error}", file=sys.stderr)
+        else:
+            return found and {"microbatches": microbatches, **found}
+    return None
+
+
 def measure(
-    figure: str, model: str, commands: Mapping[str, Sequence[str]], rounds: int, environ: Any
+    figure: str,
+    model: str,
+    commands: Mapping[str, Sequence[str]],
+    rounds: int,
+    environ: Any,
+    most: float = float("inf"),
 ) -> Iterator[Line | None]:
     """The lines of one figure: each library's in every round, then the ratios. None: a failure."""
     work = FIGURES[figure]
-    shapes = {k: v for k, v in asdict(work).items() if k != "warmups"}
+    shapes = {k: v for k, v in asdict(work).items() if k not in ("warmups", "microbatches")}
     done: list[dict[str, Line]] = []
+    known: dict[str, int] = {}
     for i in range(rounds):
         done.append({})
         for library, command in commands.items():
-            found = last_line(command, environ)
+            found = fitting(figure, library, command, environ, most, known)
             if found is None:
                 yield None
                 continue
@@ -125,6 +202,11 @@ def measure(
             yield compare(figure, model, peer, both)
 
 
+def memory() -> float:
+    """Most of this machine's memory, in GiB."""
+    return 0.85 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, as in the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -134,6 +216,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=list(FIGURES), nargs="+", default=list(FIGURES))
     parser.add_argument("--repeats", type=int, default=5, help="timed steps in each process")
     parser.add_argument("--threads", type=int, default=2, help="CPUs")
+    parser.add_argument("--memory", type=float, default=memory(), help="GiB a process may take")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="also these; alone: all")
     parser.add_argument("--rounds", type=int, help="turns; by default 3 with peers, else 1")
     options = parser.parse_args(arguments)
@@ -146,32 +229,49 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if something could not be measured."""
-    options = parse(arguments)
+def pin(threads: int) -> None:
+    """Keep this process, and those that it starts, to so many CPUs."""
     if sys.platform == "linux":
         cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cpus[: options.threads])
+        os.sched_setaffinity(0, cpus[:threads])
+
+
+def prepared(model: str, peers: Sequence[str], environ: Any) -> Line | None:
+    """Where a model and the interpreters of the peers are; None if they could not be made."""
+    if not peers:
+        return {"model": model, "python": {}}
+    return last_line([sys.executable, "-m", f"{PACKAGE}.prepare", model, *peers], environ)
+
+
+def commands_of(figure: str, place: Line, repeats: int) -> dict[str, list[str]]:
+    """The command of each library that does the work."""
+    tail = [figure, place["model"], str(repeats)]
+    commands = {OURS: [sys.executable, "-m", f"{PACKAGE}.ours", *tail]}
+    for peer, python in place["python"].items():
+        if does(peer, FIGURES[figure]):
+            commands[peer] = [python, "-m", f"{PACKAGE}.peers.{peer}_run", *tail]
+    return commands
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 if something could not be measured, or libraries disagree."""
+    options = parse(arguments)
+    pin(options.threads)
     environ = environment(cpu=bool(options.peers), threads=options.threads)
     rounds = options.rounds or (3 if options.peers else 1)
     complete = True
     for model in options.model:
-        place: Line | None = {"model": model, "python": {}}
-        if options.peers:
-            place = last_line(
-                [sys.executable, "-m", f"{PACKAGE}.prepare", model, *options.peers], environ
-            )
+        place = prepared(model, options.peers or [], environ)
         if place is None:
             return 1
         for figure in options.only:
-            tail = [figure, place["model"], str(options.repeats)]
-            commands = {OURS: [sys.executable, "-m", f"{PACKAGE}.ours", *tail]}
-            for peer, python in place["python"].items():
-                commands[peer] = [python, "-m", f"{PACKAGE}.peers.{peer}_run", *tail]
-            for line in measure(figure, model, commands, rounds, environ):
-                complete &= line is not None
+            commands = commands_of(figure, place, options.repeats)
+            for line in measure(figure, model, commands, rounds, environ, options.memory):
+                complete &= line is not None and not line.get("disagreements")
                 if line is not None:
                     print(json.dumps(line), flush=True)
+                    for fault in line.get("disagreements", ()):
+                        print(f"{figure}, {line['ratio']} disagree: {fault}", file=sys.stderr)
     return 0 if complete else 1
 
 

@@ -3,7 +3,7 @@
 experiments.benchmarks.peers.trl_run sft-full DIRECTORY 5` prints the JSON line.
 
 Its trainers run in float32 without gradient checkpointing, which are not their defaults.
-Generation is that of transformers, which TRL's trainers call too.
+Generation and scoring are transformers', which TRL's trainers call too.
 """
 
 import json
@@ -31,8 +31,10 @@ from ..work import (
     WEIGHT_DECAY,
     Generate,
     Grpo,
+    Score,
     Sft,
     digits,
+    split,
     token_rows,
     turn,
 )
@@ -46,17 +48,20 @@ def load_model(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
-def prompts_of(directory: Path) -> list[dict[str, Any]]:
-    """The prompts: text without BOS, ids with it."""
-    return json.loads((directory / "prompts.json").read_text())
+def prompts_of(directory: Path, width: int) -> list[dict[str, Any]]:
+    """The prompts of so many tokens: text without BOS, ids with it."""
+    return json.loads((directory / "prompts.json").read_text())[str(width)]
 
 
 class Marks(TrainerCallback):
-    """Marks where a step begins and where training ends; keeps what was logged."""
+    """Marks where a step begins and where training ends; keeps what was logged, and writes it to a
+    file.
+    """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, scratch: str) -> None:
         self.clock = clock
         self.logs: list[dict[str, float]] = []
+        self.file = Path(scratch, "metrics.jsonl").open("w", buffering=1)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.clock.mark()
@@ -66,6 +71,7 @@ class Marks(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         self.logs.append(dict(logs or {}))
+        self.file.write(json.dumps(self.logs[-1], default=float) + "\n")
 
 
 def common(rate: float, steps: int, scratch: str) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def measure_sft(work: Sft, directory: Path, clock: Clock, steps: int, scratch: s
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
-    model, marks = load_model(directory), Marks(clock)
+    model, marks = load_model(directory), Marks(clock, scratch)
     vocab_size = model.config.vocab_size
     rows = [row for step in range(steps) for row in token_rows(work, vocab_size, step)]
     adapters = None
@@ -125,14 +131,30 @@ def measure_sft(work: Sft, directory: Path, clock: Clock, steps: int, scratch: s
     return {"loss": round(float(marks.logs[0]["loss"]), 4)}, {}
 
 
-def measure_generate(
-    work: Generate, directory: Path, clock: Clock, steps: int, scratch: str
-) -> Result:
+def measure_score(work: Score, directory: Path, clock: Clock, steps: int) -> Result:
+    """transformers' logits and TRL's log-probabilities of them."""
+    from trl.trainer.utils import selective_log_softmax
+
+    model = load_model(directory).eval()
+    rows = [torch.tensor(token_rows(work, model.config.vocab_size, step)) for step in range(steps)]
+    means = []
+    clock.mark()
+    with torch.inference_mode():
+        for x in rows:
+            logits = model(x, use_cache=False).logits[:, :-1]
+            logps = selective_log_softmax(logits, x[:, 1:])
+            clock.mark()
+            means.append(float(logps.mean()))
+    return {"logp": round(means[0], 4)}, {}
+
+
+def measure_generate(work: Generate, directory: Path, clock: Clock, steps: int) -> Result:
     """`model.generate`; a group's completions are rows of their own."""
     model = load_model(directory).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    ids = [p["ids"] for p in prompts_of(directory)[: work.prompts] for _ in range(work.group)]
+    prompts = prompts_of(directory, work.width)[: work.prompts]
+    ids = [p["ids"] for p in prompts for _ in range(work.group)]
     tokens = torch.tensor(ids)
     options: dict[str, Any] = dict(
         attention_mask=torch.ones_like(tokens), do_sample=work.temperature > 0
@@ -154,8 +176,8 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int, scratch:
     """GRPOTrainer.train."""
     from trl import GRPOConfig, GRPOTrainer
 
-    tokenizer, marks = AutoTokenizer.from_pretrained(directory), Marks(clock)
-    texts = [tokenizer.bos_token + p["text"] for p in prompts_of(directory)]
+    tokenizer, marks = AutoTokenizer.from_pretrained(directory), Marks(clock, scratch)
+    texts = [tokenizer.bos_token + p["text"] for p in prompts_of(directory, work.width)]
     prompts = [texts[i] for step in range(steps + 1) for i in turn(work.prompts, step)]
 
     def reward(completions, **columns):
@@ -165,9 +187,9 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int, scratch:
         model=load_model(directory),
         reward_funcs=reward,
         args=GRPOConfig(
-            per_device_train_batch_size=work.prompts * work.group,
+            per_device_train_batch_size=work.prompts * work.group // work.microbatches,
             num_generations=work.group,
-            gradient_accumulation_steps=1,
+            gradient_accumulation_steps=work.microbatches,
             max_completion_length=work.new,
             generation_kwargs={"min_new_tokens": work.new},
             beta=BETA,
@@ -206,21 +228,23 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int, scratch:
     return {"length": marks.logs[0]["completions/mean_length"]}, parts
 
 
-def main(figure: str, directory: str, repeats: str) -> None:
+def main(figure: str, directory: str, repeats: str, microbatches: str = "1") -> None:
     """Print one figure's JSON line."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     torch.set_num_threads(threads())
-    work, path = FIGURES[figure], Path(directory)
+    work, path = split(FIGURES[figure], int(microbatches)), Path(directory)
     clock, steps = Clock(), work.warmups + int(repeats)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         match work:
             case Sft():
                 check, parts = measure_sft(work, path, clock, steps, scratch)
+            case Score():
+                check, parts = measure_score(work, path, clock, steps)
             case Generate():
-                check, parts = measure_generate(work, path, clock, steps, scratch)
+                check, parts = measure_generate(work, path, clock, steps)
             case Grpo():
                 check, parts = measure_grpo(work, path, clock, steps, scratch)
     line = describe(

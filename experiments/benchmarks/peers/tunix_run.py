@@ -9,6 +9,7 @@ sampler puts BOS before every prompt, so it gets the prompts' text without.
 import functools
 import json
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer
 from tunix.models.llama3 import model as llama
 from tunix.models.llama3 import params as llama_params
 
+from ..compiled import Programs
 from ..measure import Clock, describe, processor
 from ..work import (
     BETA,
@@ -35,8 +37,10 @@ from ..work import (
     WEIGHT_DECAY,
     Generate,
     Grpo,
+    Score,
     Sft,
     digits,
+    split,
     token_rows,
     turn,
 )
@@ -68,9 +72,31 @@ def load_model(directory: Path, mesh: Any = None) -> Any:
     )
 
 
-def texts_of(directory: Path) -> list[str]:
-    """The prompts' texts."""
-    return [p["text"] for p in json.loads((directory / "prompts.json").read_text())]
+def texts_of(directory: Path, width: int) -> list[str]:
+    """The texts of the prompts of so many tokens."""
+    return [p["text"] for p in json.loads((directory / "prompts.json").read_text())[str(width)]]
+
+
+class Lines:
+    """Tunix's metrics in a file, a JSON line each."""
+
+    def __init__(self, scratch: str) -> None:
+        self.file = Path(scratch, "metrics.jsonl").open("w", buffering=1)
+
+    def log_scalar(self, event, value, **kwargs):
+        line = {"name": event, "value": float(value), "step": int(kwargs.get("step") or 0)}
+        self.file.write(json.dumps(line) + "\n")
+
+    def close(self):
+        self.file.close()
+
+
+def logged(scratch: str) -> Any:
+    """Options that write the metrics of every step."""
+    from tunix.sft.metrics_logger import MetricsLoggerOptions
+
+    backends = {"custom_backend": [lambda: Lines(scratch)]}
+    return MetricsLoggerOptions(scratch, flush_every_n_steps=1, backend_kwargs=backends)
 
 
 def optimizer(rate: float) -> optax.GradientTransformation:
@@ -80,7 +106,9 @@ def optimizer(rate: float) -> optax.GradientTransformation:
     )
 
 
-def measure_sft(work: Sft, directory: Path, clock: Clock, steps: int) -> tuple[Any, dict]:
+def measure_sft(
+    work: Sft, directory: Path, clock: Clock, steps: int, scratch: str
+) -> tuple[Any, dict]:
     """PeftTrainer.train."""
     from tunix.sft import hooks, peft_trainer, utils
 
@@ -93,7 +121,9 @@ def measure_sft(work: Sft, directory: Path, clock: Clock, steps: int) -> tuple[A
         model = qwix.apply_lora_to_model(
             model, provider, **model.get_model_input(), rngs=nnx.Rngs(0)
         )
-    config = peft_trainer.TrainingConfig(eval_every_n_steps=NEVER, max_steps=steps)
+    config = peft_trainer.TrainingConfig(
+        eval_every_n_steps=NEVER, max_steps=steps, metrics_logging_options=logged(scratch)
+    )
     trainer = peft_trainer.PeftTrainer(model, optimizer(SFT_RATE), config)
     trainer = trainer.with_gen_model_input_fn(
         lambda x: dict(
@@ -128,6 +158,23 @@ def measure_sft(work: Sft, directory: Path, clock: Clock, steps: int) -> tuple[A
     return {"loss": round(losses[0], 4)}, {}
 
 
+def measure_score(work: Score, directory: Path, clock: Clock, steps: int) -> tuple[Any, dict]:
+    """The log-probabilities that a reference gives."""
+    from tunix.rl.common import compute_per_token_logps
+
+    model = load_model(directory)
+    graph, state = nnx.split(model)
+    rows = [jnp.asarray(token_rows(work, model.config.vocab_size, i)) for i in range(steps)]
+    means = []
+    clock.mark()
+    for x in rows:
+        logps = compute_per_token_logps(graph, state, x[:, :1], x[:, 1:], pad_id=-1, eos_id=-1)
+        jax.block_until_ready(logps)
+        clock.mark()
+        means.append(float(logps.mean()))
+    return {"logp": round(means[0], 4)}, {}
+
+
 def measure_generate(work: Generate, directory: Path, clock: Clock, steps: int) -> tuple[Any, dict]:
     """The vanilla Sampler; a group's completions are rows of their own."""
     from tunix.generate import sampler
@@ -136,7 +183,8 @@ def measure_generate(work: Generate, directory: Path, clock: Clock, steps: int) 
     c = model.config
     cache = sampler.CacheConfig(work.width + work.new, c.num_layers, c.num_kv_heads, c.head_dim)
     generate = sampler.Sampler(model, tokenizer, cache)
-    prompts = [text for text in texts_of(directory)[: work.prompts] for _ in range(work.group)]
+    texts = texts_of(directory, work.width)[: work.prompts]
+    prompts = [text for text in texts for _ in range(work.group)]
     options: dict[str, Any] = dict(
         max_generation_steps=work.new, max_prompt_length=work.width, eos_tokens=[-1]
     )
@@ -152,7 +200,7 @@ def measure_generate(work: Generate, directory: Path, clock: Clock, steps: int) 
     return None if work.temperature else check, {}
 
 
-def cluster(work: Grpo, directory: Path, steps: int) -> tuple[Any, Any]:
+def cluster(work: Grpo, directory: Path, steps: int, scratch: str) -> tuple[Any, Any]:
     """(RLCluster, mesh): policy, reference and sampler on one device."""
     from tunix.rl import rl_cluster
     from tunix.rl.rollout.base_rollout import RolloutConfig
@@ -168,7 +216,10 @@ def cluster(work: Grpo, directory: Path, steps: int) -> tuple[Any, Any]:
             eval_every_n_steps=NEVER,
             max_steps=steps,
             mini_batch_size=work.prompts,
-            train_micro_batch_size=work.prompts,
+            train_micro_batch_size=work.prompts // work.microbatches,
+            rollout_micro_batch_size=work.prompts,
+            compute_logps_micro_batch_size=work.prompts // work.microbatches,
+            metrics_logging_options=logged(scratch),
         ),
         rollout_config=RolloutConfig(
             max_tokens_to_generate=work.new,
@@ -189,11 +240,13 @@ def cluster(work: Grpo, directory: Path, steps: int) -> tuple[Any, Any]:
     return made, mesh
 
 
-def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int) -> tuple[Any, dict]:
+def measure_grpo(
+    work: Grpo, directory: Path, clock: Clock, steps: int, scratch: str
+) -> tuple[Any, dict]:
     """GRPOLearner.train; a step ends when the actor's update does."""
     from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 
-    made, mesh = cluster(work, directory, steps)
+    made, mesh = cluster(work, directory, steps, scratch)
     parts: dict[str, list[float]] = {}
     lengths = []
 
@@ -206,7 +259,7 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int) -> tuple
             jax.block_until_ready([x for x in jax.tree.leaves(out) if isinstance(x, jax.Array)])
             jax.block_until_ready(nnx.state(made.actor_trainer.optimizer))
             parts[part].append(time.perf_counter() - start)
-            if part == "train_seconds":
+            if part == "train_seconds" and len(parts[part]) % work.microbatches == 0:
                 clock.mark()
             elif part == "rollout_seconds":
                 lengths.append(float(np.mean([len(tokens) for tokens in out.tokens])))
@@ -223,7 +276,7 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int) -> tuple
         return [digits(text) for text in completions]
 
     learner = GRPOLearner(rl_cluster=made, algo_config=algorithm, reward_fns=reward)
-    texts = texts_of(directory)
+    texts = texts_of(directory, work.width)
     data = [
         {"prompts": np.array([texts[i] for i in turn(work.prompts, step)])}
         for step in range(steps + 1)
@@ -231,22 +284,28 @@ def measure_grpo(work: Grpo, directory: Path, clock: Clock, steps: int) -> tuple
     with mesh:
         clock.mark()
         learner.train(data)
+    calls, n = parts["train_seconds"], work.microbatches
+    parts["train_seconds"] = [sum(calls[i : i + n]) for i in range(0, len(calls), n)]
     return {"length": lengths[0]}, parts
 
 
-def main(figure: str, directory: str, repeats: str) -> None:
+def main(figure: str, directory: str, repeats: str, microbatches: str = "1") -> None:
     """Print one figure's JSON line."""
     warnings.filterwarnings("ignore")
-    work, path = FIGURES[figure], Path(directory)
+    programs = Programs()
+    work, path = split(FIGURES[figure], int(microbatches)), Path(directory)
     clock, steps = Clock(), work.warmups + int(repeats)
     start = time.perf_counter()
-    match work:
-        case Sft():
-            check, parts = measure_sft(work, path, clock, steps)
-        case Generate():
-            check, parts = measure_generate(work, path, clock, steps)
-        case Grpo():
-            check, parts = measure_grpo(work, path, clock, steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        match work:
+            case Sft():
+                check, parts = measure_sft(work, path, clock, steps, scratch)
+            case Score():
+                check, parts = measure_score(work, path, clock, steps)
+            case Generate():
+                check, parts = measure_generate(work, path, clock, steps)
+            case Grpo():
+                check, parts = measure_grpo(work, path, clock, steps, scratch)
     line = describe(
         clock,
         warmups=work.warmups,
@@ -256,7 +315,8 @@ def main(figure: str, directory: str, repeats: str) -> None:
         packages=PACKAGES,
         check=check,
     )
-    print(json.dumps({"dtype": "float32", "device": processor(), **line}), flush=True)
+    place = {"dtype": "float32", "device": processor(), "programs": programs.fields()}
+    print(json.dumps(place | line), flush=True)
 
 
 if __name__ == "__main__":
