@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +29,17 @@ if __package__ is None or __package__ == "":  # run as a file: the root is not o
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.common import ROOT, half_width, use_compile_cache
-from purepost import fuse
+from purepost import Algorithm, TrainState, fuse
 from purepost.algorithms import grpo
+from purepost.losses import clipped
 from purepost.mean import Metrics
 from purepost.models import Config as Model
-from purepost.models import WithReference, init_decoder
+from purepost.models import Decoder, WithReference, init_decoder
+from purepost.policy_batch import PolicyBatch
 from purepost.rollout.collect import Tasks, single_turn
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import Completions, Prompts
-from purepost.types import KeyArray
+from purepost.types import KeyArray, Scalar
 
 DIGITS = 10
 START = 10  # the token in front of the digits
@@ -50,7 +54,9 @@ class Config:
     prompts: int = 16
     group: int = 8
     length: int = 4
+    epochs: int = 1
     learning_rate: float = 3e-3
+    clip: float = 0.2  # how far the ratio may go from 1; of no account in a single epoch
     entropy: float = 0.02  # weight of the bonus, per nat
     model: Model = Model(
         vocab_size=12,
@@ -80,27 +86,48 @@ def draw_tasks(key: KeyArray, config: Config) -> Tasks:
     return Tasks(Prompts(tokens, lengths, jnp.arange(p, dtype=jnp.int32)))
 
 
-def make_run(config: Config) -> Callable[[Int[Array, ""]], Float[Array, " s"]]:
-    """seed → the mean reward of every step: initialisation and all steps, a pure function."""
+def algorithm_of(
+    config: Config, learning_rate: Scalar, clip: Scalar
+) -> Algorithm[WithReference[Decoder], Tasks, PolicyBatch]:
+    """GRPO with these two, which may be traced."""
     collect = single_turn(largest, Sampling(max_tokens=config.length), group=config.group)
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0)
+        optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.0)
     )
-    algorithm = grpo(optimizer, collect, entropy=config.entropy)
+    objective = partial(clipped, low=clip, high=clip)
+    return grpo(
+        optimizer, collect, objective=objective, entropy=config.entropy, epochs=config.epochs
+    )
+
+
+def begin(
+    config: Config, algorithm: Algorithm[Any, Any, Any], seed: Int[Array, ""]
+) -> tuple[TrainState[Any], KeyArray, KeyArray]:
+    """(the first state, the key of the data, the key of the training) of a seed."""
+    k_model, k_init, k_data, k_train = jr.split(jr.key(seed), 4)
+    models = WithReference(init_decoder(k_model, config.model))
+    return algorithm.init(k_init, models), k_data, k_train
+
+
+def whole_run(
+    config: Config, seed: Int[Array, ""], learning_rate: Scalar, clip: Scalar
+) -> Float[Array, " s"]:
+    """The mean reward of every step of a run: initialisation and all steps, a pure function."""
+    algorithm = algorithm_of(config, learning_rate, clip)
+    state, k_data, k_train = begin(config, algorithm, seed)
     step = fuse(algorithm)
 
-    def run(seed: Int[Array, ""]) -> Float[Array, " s"]:
-        k_model, k_init, k_data, k_train = jr.split(jr.key(seed), 4)
-        state = algorithm.init(k_init, WithReference(init_decoder(k_model, config.model)))
+    def body(state, i):
+        data = draw_tasks(jr.fold_in(k_data, i), config)
+        state, metrics = step(jr.fold_in(k_train, i), state, data)
+        return state, metrics["reward"].value
 
-        def body(state, i):
-            data = draw_tasks(jr.fold_in(k_data, i), config)
-            state, metrics = step(jr.fold_in(k_train, i), state, data)
-            return state, metrics["reward"].value
+    return jax.lax.scan(body, state, jnp.arange(config.steps, dtype=jnp.int32))[1]
 
-        return jax.lax.scan(body, state, jnp.arange(config.steps, dtype=jnp.int32))[1]
 
-    return run
+def make_run(config: Config) -> Callable[[Int[Array, ""]], Float[Array, " s"]]:
+    """seed → the mean reward of every step."""
+    return lambda seed: whole_run(config, seed, config.learning_rate, config.clip)
 
 
 def timed(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import demo, fused_seeds
+from experiments import demo, fused_seeds, sweep
 from purepost.models.hub import load, load_adapter
 from purepost.weights import has_adapters
 
@@ -56,6 +56,34 @@ def test_mapped_seeds_equal_their_single_runs(
     fused_seeds.main(replace(fused_seeds.Config(), steps=4, seeds=3))
     assert len(re.findall("equal$", capsys.readouterr().out, re.M)) == 3
     assert (tmp_path / "runs" / "fused_seeds.png").is_file()
+
+
+@pytest.mark.slow
+def test_swept_points_equal_their_single_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`main` exits with an error where a point's bits differ, and leaves the table and curves."""
+    monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    config = sweep.Config()
+    run = replace(config.run, steps=3, prompts=2, group=4)
+    sweep.main(replace(config, rates=(1e-3, 1e-2), clips=(0.2,), run=run))
+    assert "runs that differ from theirs alone: []" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "sweep" / "sweep.md").read_text().count("\n") == 4
+    assert (tmp_path / "runs" / "sweep" / "sweep.png").is_file()
+
+
+def test_a_sweep_tries_every_rate_with_every_clip() -> None:
+    config = replace(sweep.Config(), rates=(0.25, 0.5), clips=(0.125, 2.0), seeds=2)
+    grid = np.asarray(sweep.points(config)).tolist()
+    assert grid[:3] == [[0.25, 0.125, 0], [0.25, 0.125, 1], [0.25, 2.0, 0]]
+    assert len(grid) == 8 and grid[-1] == [0.5, 2.0, 1]
+    results = np.asarray([[[0.0, 0.5], [1.0, 1.0]], [[0.25, 0.25], [0.0, 1.0]]])
+    assert sweep.table(results, config).splitlines() == [
+        "| learning rate | clip 0.125 | clip 2 |",
+        "|---|---|---|",
+        "| 0.25 | 0.250 (0.000, 0.500) | 1.000 (1.000, 1.000) |",
+        "| 0.5 | 0.250 (0.250, 0.250) | 0.500 (0.000, 1.000) |",
+    ]
 
 
 def test_the_interval_over_seeds_is_students() -> None:
