@@ -152,6 +152,49 @@ def test_one_gradient_alone() -> None:
     assert_same(entropy(scored()), entropy(lambda m: plain(m, TEMPERATURE)))
 
 
+@pytest.mark.parametrize("name", ["tied", "lora", "masked"])
+def test_a_frozen_heads_gradient(name: str) -> None:
+    """To the hidden states alone: of log-probabilities, which is found with the logits, of
+    entropies, and of both.
+    """
+    head, hidden = heads()[name], normal(0, B, T, D)
+
+    def gradient(f: Callable[[Looked], Scores], both: bool, only: bool) -> jax.Array:
+        def loss(hidden: jax.Array) -> jax.Array:
+            scores = f(Looked(hidden, head))
+            total = jnp.zeros(())
+            if not only:
+                total += (scores.logps * WEIGHTS.logps).sum()
+            if both:
+                total += (scores.entropies * WEIGHTS.entropies).sum()
+            return total
+
+        return jax.jit(jax.grad(loss))(hidden)
+
+    for both, only in ((False, False), (True, False), (True, True)):
+        want = gradient(lambda m: plain(m, TEMPERATURE), both, only)
+        for chunk in (1, 4, 256):
+            assert_same(gradient(scored(chunk), both, only), want)
+
+
+def test_a_frozen_head_is_not_applied_again() -> None:
+    """4·d·v FLOPs a token, where one that trains takes 8: logits, again, and two gradients."""
+    t, d, v = 64, 256, 512
+
+    def per_weight(frozen: bool) -> float:
+        def loss(weight: jax.Array, hidden: jax.Array, rows: Rows) -> jax.Array:
+            return score(Looked(hidden, Unembed(weight, True)), rows, chunk=t // 2).logps.sum()
+
+        line = causal_rows(jnp.zeros((1, t), jnp.int32), jnp.full(1, t, jnp.int32))
+        which = 1 if frozen else (0, 1)
+        lowered = jax.jit(jax.grad(loss, which)).lower(normal(0, v, d), normal(1, 1, t, d), line)
+        cost: Any = lowered.compile().cost_analysis()
+        return cost["flops"] / (t // 2 * d * v)  # the body of a loop counts once
+
+    assert per_weight(True) == pytest.approx(4, rel=0.1)
+    assert per_weight(False) == pytest.approx(8, rel=0.1)
+
+
 def test_temperature_is_the_rows_own() -> None:
     model = Looked(normal(0, B, T, D), heads()["tied"])
     default = jitted(model, rows())

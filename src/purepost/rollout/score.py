@@ -3,7 +3,8 @@
 Only trained tokens reach the vocabulary, a chunk at a time; the backward pass computes a chunk's
 logits again and uses ∂logp/∂z = 1[target] − p and ∂H/∂z = −p·(log p + H), so that neither pass
 keeps more than one chunk's logits. Of the whole vocabulary, ∂(mean log p)/∂z = 1/v − p and
-∂(log Z)/∂z = p.
+∂(log Z)/∂z = p. A head that does not train is not applied again: the forward pass keeps
+∂logp/∂hidden, as many numbers as the hidden states are.
 """
 
 from typing import Any
@@ -39,6 +40,11 @@ def _unchunk(x: Array) -> Array:
     return x.swapaxes(0, 1).reshape(b, n * size, *rest)
 
 
+def _hit(target: Int[Array, "b s"], p: Float[Array, "b s v"]) -> Float[Array, "b s v"]:
+    """1 at the target, else 0."""
+    return (target[..., None] == jnp.arange(p.shape[-1], dtype=target.dtype)).astype(p.dtype)
+
+
 @eqx.filter_custom_vjp
 def _cross_entropy(
     head_and_hidden: tuple[PyTree, Float[Array, "b n d"]],
@@ -69,13 +75,29 @@ def _cross_entropy(
 def _forward(
     perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, size: int, whole: bool
 ) -> Any:
-    out = _cross_entropy(head_and_hidden, targets, scale, size, whole)
-    return out, out[1]
+    if whole or any(jax.tree.leaves(perturbed[0])):
+        out = _cross_entropy(head_and_hidden, targets, scale, size, whole)
+        return out, (out[1], None)
+    # The head is frozen: what the gradient of log p needs of it is found with the logits at hand.
+    unembed, hidden = head_and_hidden
+
+    def chunk(x: Any) -> tuple[Array, ...]:
+        h, target = x
+        logits, pull = jax.vjp(unembed, h)
+        logps = jax.nn.log_softmax(logits * scale[:, None, None])
+        p = jnp.exp(logps)
+        entropy = -jnp.where(p > 0, p * logps, 0.0).sum(-1)
+        (slope,) = pull((_hit(target, p) - p) * scale[:, None, None])
+        return jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy, slope
+
+    found = jax.lax.map(chunk, (_chunks(hidden, size), _chunks(targets, size)))
+    logp, entropy, slope = map(_unchunk, found)
+    return (logp, entropy), (entropy, slope)
 
 
 @_cross_entropy.def_bwd
 def _backward(
-    entropies: Any,
+    kept: Any,
     grads: Any,
     perturbed: Any,
     head_and_hidden: Any,
@@ -85,7 +107,9 @@ def _backward(
     whole: bool,
 ) -> Any:
     head, fixed = eqx.partition(head_and_hidden[0], perturbed[0])
-    hidden = head_and_hidden[1]
+    hidden, (entropies, slope) = head_and_hidden[1], kept
+    if slope is not None and grads[1] is None:
+        return head, (slope * grads[0][..., None]).astype(slope.dtype)
     zeros = jnp.zeros(targets.shape)
     grads = [zeros if g is None else g for g in grads]
 
@@ -94,9 +118,8 @@ def _backward(
         logits, pull = jax.vjp(lambda w, h: eqx.combine(w, fixed)(h), head, h)
         logps = jax.nn.log_softmax(logits * scale[:, None, None])
         p = jnp.exp(logps)
-        hit = target[..., None] == jnp.arange(p.shape[-1], dtype=target.dtype)
         surprise = jnp.where(p > 0, p * (logps + entropy[..., None]), 0.0)
-        grad = jnp.where(hit, 1 - p, -p) * g_logp[..., None] - surprise * g_entropy[..., None]
+        grad = (_hit(target, p) - p) * g_logp[..., None] - surprise * g_entropy[..., None]
         if g_whole:
             g_mean, g_normalizer = (g[..., None] for g in g_whole)
             grad += g_mean * (1 / p.shape[-1] - p) + g_normalizer * p
