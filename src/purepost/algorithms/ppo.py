@@ -123,8 +123,7 @@ def ppo(
             more["kl"] = sequence_sum(b.sampler_logps - b.ref_logps, spans)
         return terms, metrics | more | {"entropy": masked_mean(scores.entropies, spans.mask)}
 
-    after = None if target is None else adaptive_kl(target)
-    update = make_update(optimizer, after=after, **steps)
+    update = make_update(optimizer, after=None if target is None else adaptive_kl(target), **steps)
     return Algorithm(_init(optimizer, trainable, beta), rollout, loss, update)
 
 
