@@ -24,12 +24,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .algorithm import Algorithm, Batch, Data, Models, TrainState
 from .mean import Metrics, Terms
+from .models.layers import AttentionFn
 from .tree import named_leaves
-from .types import KeyArray
+from .types import KeyArray, Rows
 
 T = TypeVar("T")
 
@@ -300,3 +301,43 @@ def sharded(
             return algorithm.loss(key, models, batch)
 
     return dataclasses.replace(algorithm, init=init, rollout=rollout, loss=loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerDevice:
+    """A kernel of attention that each device runs on its own rows and heads: the compiler, which
+    divides other work as the arrays lie, cannot look into one.
+
+    `with_attention(model, PerDevice(FlashAttention(), mesh))`. Error: rows that do not divide by
+    `data` · `fsdp`, or key heads that do not by `tensor`.
+    """
+
+    attention: AttentionFn
+    mesh: Mesh
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b t n k"],
+        v: Float[Array, "b t n k"],
+        rows: Rows,
+        window: int | Int[Array, ""] | None = None,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """As `layers.attention`."""
+        heads, whole = P(BATCH_AXES, None, "tensor"), P(BATCH_AXES)
+        told = (window,) if isinstance(window, jax.Array) else ()
+
+        def own(q: Array, k: Array, v: Array, rows: Rows, *told: Array) -> Array:
+            seen = told[0] if told else window
+            return self.attention(q, k, v, rows, seen, scale=scale, softcap=softcap)
+
+        return jax.shard_map(
+            own,
+            mesh=self.mesh,
+            in_specs=(heads, heads, heads, whole, *(P() for _ in told)),
+            out_specs=heads,
+            check_vma=False,
+        )(q, k, v, rows, *told)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu
 
 from purepost.models import ActorCritic, Decoder, value_model
 from purepost.models import layers as reference
@@ -154,19 +155,25 @@ def test_blocks_are_powers_of_two() -> None:
         FlashAttention(64, 48)
 
 
-def test_lowers_to_three_programs_for_a_gpu() -> None:
-    """Forward, the queries' gradient, and that of keys and values, in Triton's language."""
-    shape = lambda n: jax.ShapeDtypeStruct((2, 200, n, 96), jnp.bfloat16)  # noqa: E731
-    rows = causal_rows(jnp.zeros((2, 200), jnp.int32), jnp.full(2, 200, jnp.int32))
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows)
+@pytest.mark.parametrize(
+    ("flash", "platform", "call"),
+    [
+        (FlashAttention(), "cuda", "@__gpu$xla.gpu.triton("),
+        (FlashAttention(128, 128, tpu.CompilerParams()), "tpu", "@tpu_custom_call("),
+    ],
+    ids=["gpu", "tpu"],
+)
+def test_lowers_to_three_programs(flash: FlashAttention, platform: str, call: str) -> None:
+    """Forward, the queries' gradient, and that of keys and values, in the device's own language."""
+    shape = lambda n: jax.ShapeDtypeStruct((2, 300, n, 96), jnp.bfloat16)  # noqa: E731
+    integers = lambda *s: jax.ShapeDtypeStruct(s, jnp.int32)  # noqa: E731
+    rows = jax.eval_shape(causal_rows, integers(2, 300), integers(2))
 
-    def loss(q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows) -> jax.Array:
-        out = FlashAttention()(q, k, v, rows, 128, softcap=30.0)
-        return out.astype(jnp.float32).sum()
+    def loss(qkv: tuple[jax.Array, jax.Array, jax.Array], rows: Rows) -> jax.Array:
+        return flash(*qkv, rows, 128, softcap=30.0).astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(shape(8), shape(2), shape(2), rows)
-    program = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert program.count("@__gpu$xla.gpu.triton") == 3
+    traced = jax.jit(jax.grad(loss)).trace((shape(8), shape(2), shape(2)), rows)
+    assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 3
 
 
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +193,11 @@ def test_plain_rows_by_cudnn(window: int | None, monkeypatch: pytest.MonkeyPatch
     lengths = jnp.asarray([T, 20, 1, 0], jnp.int32)
     rows = causal_rows(jnp.zeros((4, T), jnp.int32), lengths)
     q, k, v, rows, _ = random_case(4, T, rows, jnp.bfloat16)
-    got = cudnn_attention(q, k, v, rows, window, scale=0.4)
-    want = reference.attention(q, k, v, rows, window, scale=0.4)
+    got, want = jax.jit(
+        lambda q, k, v: [
+            f(q, k, v, rows, window, scale=0.4) for f in (cudnn_attention, reference.attention)
+        ]
+    )(q, k, v)
     for i, n in enumerate(lengths.tolist()):
         a, b = (x[i, :n].astype(jnp.float32) for x in (got, want))
         np.testing.assert_allclose(a, b, atol=3e-2)
@@ -196,7 +206,7 @@ def test_plain_rows_by_cudnn(window: int | None, monkeypatch: pytest.MonkeyPatch
 def test_cudnn_refuses_what_it_cannot_do(forests: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu(monkeypatch)
     q, k, v, rows, _ = random_case(2, 64, grouped(), jnp.bfloat16)
-    assert np.isnan(cudnn_attention(q, k, v, rows).astype(jnp.float32)).all()
+    assert np.isnan(jax.jit(cudnn_attention)(q, k, v, rows).astype(jnp.float32)).all()
     with pytest.raises(ValueError, match="expected bfloat16 or float16, got float32"):
         cudnn_attention(*forests[:4])
     with pytest.raises(ValueError, match="expected no soft-cap, got 2.0"):

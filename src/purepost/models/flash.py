@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+from jax.experimental.pallas import tpu, triton
 from jaxtyping import Array, Bool, Float, Int
 
 from ..types import Rows
@@ -31,23 +31,25 @@ class Seen(NamedTuple):
     depth: Int[Array, "b 1 t"]
     # How many blocks there are to visit, then their numbers: of keys for a block of queries, and
     # of queries for a block of keys.
-    key_blocks: Int[Array, "b x 1+y"]
-    query_blocks: Int[Array, "b y 1+x"]
+    key_blocks: Int[Array, "b x 1 1+y"]
+    query_blocks: Int[Array, "b y 1 1+x"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashAttention:
-    """Softmax attention over forest rows as kernels for a GPU: a block of queries against one block
-    of keys after another, forward and backward, and no scores in memory.
+    """Softmax attention over forest rows as kernels for a GPU or TPU: a block of queries against
+    one block of keys after another, forward and backward, and no scores in memory.
 
-    Blocks (tokens, powers of 2; on a device at least 16) that see nothing of each other are not
-    computed: a branch costs its trunk and itself, whatever other branches the row holds.
+    Blocks that see nothing of each other are not computed: a branch costs its trunk and itself,
+    whatever other branches the row holds. Blocks are powers of 2, in tokens: on a GPU at least 16,
+    on a TPU 128. For a TPU: `FlashAttention(128, 128, tpu.CompilerParams())`; one row's keys and
+    values of a head, and its queries of all that share them, must fit into its VMEM.
     """
 
     query_block: int = 64
     key_block: int = 64
-    warps: int = 4  # of 32 threads, for one block of queries
-    stages: int = 2  # loads under way at a time
+    # Of Pallas. Without registers spilled on an H100 up to heads of 128; wider ones want 8 warps.
+    compiler: triton.CompilerParams | tpu.CompilerParams = triton.CompilerParams(4, 2)
     interpret: bool = False  # run as plain JAX on any device, for tests
 
     def __post_init__(self) -> None:
@@ -83,8 +85,15 @@ class FlashAttention:
 
     def call(self, kernel: Any, **options: Any) -> Any:
         """The kernel as a function of arrays."""
-        params = triton.CompilerParams(num_warps=self.warps, num_stages=self.stages)
-        return pl.pallas_call(kernel, compiler_params=params, interpret=self.interpret, **options)
+        return pl.pallas_call(
+            kernel, compiler_params=self.compiler, interpret=self.interpret, **options
+        )
+
+    def list_spec(self, blocks: Int[Array, "b x 1 y"]) -> pl.BlockSpec:
+        """The list of a program's own block; for a TPU in the memory of single numbers."""
+        space = tpu.SMEM if isinstance(self.compiler, tpu.CompilerParams) else None
+        shape = (None, None, 1, blocks.shape[3])
+        return pl.BlockSpec(shape, lambda i, h, b: (b, i, 0, 0), memory_space=space)
 
 
 def _seen(
@@ -97,8 +106,8 @@ def _seen(
     floor = jnp.full_like(depth, -1) if window is None else depth - window
     b, t = end.shape
     blocks = lambda x, size: x.reshape(b, t // size, size)  # noqa: E731
-    first_query = jnp.arange(0, t, query_block, dtype=jnp.int32)[:, None]
-    first_key = jnp.arange(0, t, key_block, dtype=jnp.int32)
+    first_query = jnp.arange(0, t, query_block, dtype=jnp.int32)[None, :, None]
+    first_key = jnp.arange(0, t, key_block, dtype=jnp.int32)[None, None]
     before = first_key < first_query + query_block
     overlap = before & (first_query < first_key + key_block)
     last_end, deepest = (blocks(x, key_block).max(-1)[:, None] for x in (end, depth))
@@ -113,10 +122,11 @@ def _seen(
     )
 
 
-def _listed(meet: Bool[Array, "b x y"]) -> Int[Array, "b x 1+y"]:
+def _listed(meet: Bool[Array, "b x y"]) -> Int[Array, "b x 1 1+y"]:
     """Of each x, how many y it meets, and their numbers (then those that it does not meet)."""
     count = meet.sum(-1, keepdims=True, dtype=jnp.int32)
-    return jnp.concatenate([count, jnp.argsort(~meet, axis=-1).astype(jnp.int32)], -1)
+    order = jnp.argsort(~meet, axis=-1).astype(jnp.int32)
+    return jnp.concatenate([count, order], -1)[:, :, None]
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Float[Array, "x y"]:
@@ -146,7 +156,7 @@ def _forward_kernel(
     floor_ref: Any,  # [x, 1]
     end_ref: Any,  # [1, t]
     depth_ref: Any,  # [1, t]
-    blocks_ref: Any,  # [1 + y]
+    blocks_ref: Any,  # [1, 1 + y]
     out_ref: Any,  # [x, w]
     normalizer_ref: Any,  # [x, 1]
     *,
@@ -159,7 +169,7 @@ def _forward_kernel(
 
     def step(n: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         out, top, total = state
-        first_key = blocks_ref[n + 1] * size
+        first_key = pl.multiple_of(blocks_ref[0, n + 1] * size, size)
         at = pl.ds(first_key, size)
         seen = _visible(first_query, first_key, floor, end_ref[:, at], depth_ref[:, at])
         scores = jnp.where(seen, soft_cap(_dot(q, k_ref[at, :], (1, 1)), softcap), LEAST)
@@ -172,7 +182,7 @@ def _forward_kernel(
 
     column = (q.shape[0], 1)
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(column, LEAST), jnp.zeros(column)
-    out, top, total = jax.lax.fori_loop(0, blocks_ref[0], step, start)
+    out, top, total = jax.lax.fori_loop(0, blocks_ref[0, 0], step, start)
     out_ref[...] = (out / total).astype(out_ref.dtype)
     normalizer_ref[...] = top + jnp.log(total)
 
@@ -205,7 +215,7 @@ def _queries_kernel(
     floor_ref: Any,  # [x, 1]
     end_ref: Any,  # [1, t]
     depth_ref: Any,  # [1, t]
-    blocks_ref: Any,  # [1 + y]
+    blocks_ref: Any,  # [1, 1 + y]
     d_out_ref: Any,  # [x, w]
     normalizer_ref: Any,  # [x, 1]
     mean_ref: Any,  # [x, 1]
@@ -220,14 +230,14 @@ def _queries_kernel(
     first_query = pl.program_id(0) * q.shape[0]
 
     def step(n: Int[Array, ""], dq: Float[Array, "x w"]) -> Float[Array, "x w"]:
-        first_key = blocks_ref[n + 1] * size
+        first_key = pl.multiple_of(blocks_ref[0, n + 1] * size, size)
         at = pl.ds(first_key, size)
         k, v = k_ref[at, :], v_ref[at, :]
         seen = _visible(first_query, first_key, floor, end_ref[:, at], depth_ref[:, at])
         _, slopes = _weights_and_slopes(q, k, v, d_out, normalizer, mean, seen, softcap)
         return dq + _dot(slopes.astype(k.dtype), k, (1, 0))
 
-    dq = jax.lax.fori_loop(0, blocks_ref[0], step, jnp.zeros(q.shape, jnp.float32))
+    dq = jax.lax.fori_loop(0, blocks_ref[0, 0], step, jnp.zeros(q.shape, jnp.float32))
     dq_ref[...] = dq.astype(dq_ref.dtype)
 
 
@@ -238,7 +248,7 @@ def _keys_kernel(
     floor_ref: Any,  # [t, 1]
     end_ref: Any,  # [1, y]
     depth_ref: Any,  # [1, y]
-    blocks_ref: Any,  # [1 + x]
+    blocks_ref: Any,  # [1, 1 + x]
     d_out_ref: Any,  # [m, t, w]
     normalizer_ref: Any,  # [m, t, 1]
     mean_ref: Any,  # [m, t, 1]
@@ -251,12 +261,12 @@ def _keys_kernel(
     """The gradients of one block of keys and values, over the query heads that share them."""
     k, v, end, depth = k_ref[...], v_ref[...], end_ref[...], depth_ref[...]
     first_key = pl.program_id(0) * k.shape[0]
-    count = blocks_ref[0]
+    count = blocks_ref[0, 0]
 
     def step(n: Int[Array, ""], state: tuple[Array, Array]) -> tuple[Array, Array]:
         dk, dv = state
         head, block = jax.lax.div(n, count), jax.lax.rem(n, count)
-        first_query = blocks_ref[block + 1] * size
+        first_query = pl.multiple_of(blocks_ref[0, block + 1] * size, size)
         at = pl.ds(first_query, size)
         q, d_out = q_ref[head, at, :], d_out_ref[head, at, :]
         normalizer, mean = normalizer_ref[head, at, :], mean_ref[head, at, :]
@@ -300,11 +310,6 @@ def _of_keys(q: Float[Array, "b h t w"], k: Float[Array, "b n t w"], size: int) 
     return [queries, mine, mine, floor, row, row], queries, column
 
 
-def _list_spec(blocks: Int[Array, "b x y"]) -> pl.BlockSpec:
-    """The list of a program's own block."""
-    return pl.BlockSpec((None, None, blocks.shape[2]), lambda i, h, b: (b, i, 0))
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _flash(
     flash: FlashAttention,
@@ -330,7 +335,7 @@ def _forward(
     out, normalizer = flash.call(
         partial(_forward_kernel, size=flash.key_block, softcap=softcap),
         grid=(t // flash.query_block, h, b),
-        in_specs=[*specs, _list_spec(seen.key_blocks)],
+        in_specs=[*specs, flash.list_spec(seen.key_blocks)],
         out_specs=[queries, column],
         out_shape=[
             jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -353,7 +358,7 @@ def _backward(
     dq = flash.call(
         partial(_queries_kernel, size=flash.key_block, softcap=softcap),
         grid=(t // flash.query_block, h, b),
-        in_specs=[*specs, _list_spec(seen.key_blocks), queries, column, column],
+        in_specs=[*specs, flash.list_spec(seen.key_blocks), queries, column, column],
         out_specs=queries,
         out_shape=like(q),
     )(*shared, seen.key_blocks, *told)
@@ -361,7 +366,7 @@ def _backward(
     dk, dv = flash.call(
         partial(_keys_kernel, size=flash.query_block, softcap=softcap),
         grid=(t // flash.key_block, k.shape[1], b),
-        in_specs=[*specs, _list_spec(seen.query_blocks), queries, column, column],
+        in_specs=[*specs, flash.list_spec(seen.query_blocks), queries, column, column],
         out_specs=specs[1:3],
         out_shape=[like(k), like(v)],
     )(*shared, seen.query_blocks, *told)

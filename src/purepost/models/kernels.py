@@ -1,11 +1,12 @@
-"""Which attention a model uses: the reference, which runs anywhere, or a kernel for a GPU.
+"""Which attention a model uses: the reference, which runs anywhere, or a kernel for an accelerator.
 
 A kernel has the signature of `layers.attention`. It is chosen by a function from model to model,
 and is part of the model as its config is:
 
     policy = with_attention(policy, FlashAttention())
 
-`FlashAttention` takes any forest, `cudnn_attention` rows of one plain sequence each.
+`FlashAttention` takes any forest, `cudnn_attention` rows of one plain sequence each. On a mesh:
+`sharding.PerDevice`.
 """
 
 import dataclasses

@@ -92,7 +92,9 @@ def attention(
     """Softmax attention over forest rows, h query heads sharing n key heads, a block of queries
     at a time. `scale` multiplies the queries: by default 1/√k.
 
-    A block's scores are computed again in the backward pass, so no [t, t] array is kept.
+    A block's scores are computed again in the backward pass, so no [t, t] array is kept. Keys past
+    a block are left out, others cannot be: who sees whom is data, and a window counts depths, whose
+    keys may lie anywhere before. `flash.FlashAttention` leaves out what the data rule out.
     """
     b, t, h, width = q.shape
     n = k.shape[2]
