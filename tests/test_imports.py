@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "models.hub": BOTTOM | {"weights", "models", "text"},
     "rollout": BOTTOM | {"weights", "models"},
     "accumulate": BOTTOM,
-    "algorithm": BOTTOM | {"accumulate"},
+    "offload": BOTTOM,
+    "algorithm": BOTTOM | {"accumulate", "offload"},
     "loop": BOTTOM | {"algorithm"},
 }
 CORE = {*MAY_IMPORT, *UPPER}

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from . import tree
 from .accumulate import accumulate
 from .mean import Mean, Metrics, Terms, add, scalar_mean
+from .offload import fetch, put_back
 from .types import KeyArray, num_rows
 
 Models = TypeVar("Models")
@@ -224,8 +225,9 @@ def apply_gradient(
 ) -> tuple[Models, OptState]:
     """One optimizer step in float32, written back in the parameters' own dtype.
 
-    Not ok: both stay, to the bit.
+    Not ok: both stay, to the bit. An optimizer state in the host's memory goes back there.
     """
+    places, opt_state = opt_state, fetch(opt_state, ok)
     full = _full(params, opt_state.master)
     with jax.numpy_dtype_promotion("standard"):
         updates, inner = optimizer.update(cast(optax.Updates, grads), opt_state.inner, full)
@@ -241,7 +243,8 @@ def apply_gradient(
         moved,
         is_leaf=lambda x: x is None,
     )
-    return new_params, OptState(new_master, jax.tree.map(choose, inner, opt_state.inner))
+    new_state = OptState(new_master, jax.tree.map(choose, inner, opt_state.inner))
+    return new_params, put_back(new_state, places)
 
 
 def optimizer_step(

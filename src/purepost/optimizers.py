@@ -123,7 +123,8 @@ def average_of(state: TrainState[Models]) -> Models:
         raise ValueError(
             f"expected an optimizer with one average, got {len(found)}; wrap it in `averaged`"
         )
-    params = jax.tree.map(lambda a, x: a.astype(x.dtype), found[0].average, state.params)
+    average = jax.device_put(found[0].average, jax.memory.Space.Device)
+    params = jax.tree.map(lambda a, x: a.astype(x.dtype), average, state.params)
     return eqx.combine(params, state.frozen)
 
 
