@@ -18,7 +18,7 @@ from ..types import KeyArray, Rows
 from .block import finish, norm, project
 from .config import Config
 from .decoder import Decoder, Unembed
-from .layers import attention, soft_cap
+from .layers import soft_cap
 from .settings import Setting, layer_settings
 
 LayerPairs = Sequence[tuple[int, int]]  # (the student's layer, the teacher's)
@@ -159,7 +159,7 @@ def _layer(
         keys = None if row_keys is None else jax.vmap(lambda k: jr.fold_in(k, index))(row_keys)
         window, angles = setting_of(setting)
         q, k, v = project(block, config, x, angles, keys)
-        mixed = attention(q, k, v, rows, window, scale=scale, softcap=config.attention_softcap)
+        mixed = model.attend(q, k, v, rows, window, scale=scale, softcap=config.attention_softcap)
         x, _ = finish(block, config, x, mixed, keys, told)
         return x, (q * jnp.asarray(scale, q.dtype), k, v)
 
