@@ -155,7 +155,10 @@ def _annotate(
     kept = outcomes.scored
     for keep in filters:
         kept &= keep(outcomes)
-    weights = places.per_episode(kept.astype(jnp.float32))
+    counts = kept.astype(jnp.float32)
+    if episodes.weights is not None:
+        counts *= episodes.weights
+    weights = places.per_episode(counts)
     spans = Spans(rows.mask, rows.episode, weights)
     temperature = places.per_row(episodes.temperature)
 

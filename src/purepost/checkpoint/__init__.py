@@ -1,5 +1,6 @@
 """Runs that stop and go on: checkpoints, the manifest beside them, an orderly stop."""
 
+from .journal import journaled as journaled
 from .manifest import Manifest as Manifest
 from .manifest import differences as differences
 from .manifest import make_manifest as make_manifest

@@ -21,10 +21,10 @@ from .async_environment import hosted as hosted
 from .collect import Collect, Episodes, Grouped, Tasks
 from .draw import Sampling
 from .engine import Engine
-from .environment import Outcome, as_earned, finish_metrics, settle
+from .environment import ERROR, Outcome, as_earned, finish_metrics, settle
 from .playing import Episode, Rules, Table, play_all, tickets
 from .shared_engine import SharedEngine as SharedEngine
-from .transcript import gather
+from .transcript import Transcript, gather
 
 
 def asynchronous(
@@ -70,9 +70,12 @@ def episodes_of(
     rules: Rules,
     outcome: Outcome,
     *,
+    groups: int | None = None,
     now: int | None = None,
 ) -> tuple[Episodes, Metrics]:
-    """Episodes that are over as arrays, those of one task side by side, and their metrics."""
+    """Episodes that are over as arrays, those of one task side by side, and their metrics. Up to
+    `groups` groups are filled up with empty episodes without a reward.
+    """
     scripts, group = [episode.script for episode in done], rules.group
     for i, task in enumerate(ids):
         prompts = [s.prompt for s in scripts[i * group : (i + 1) * group] if s.opening is not None]
@@ -81,9 +84,15 @@ def episodes_of(
                 "expected the episodes of a group to begin alike, got other first observations in "
                 f"those of task {task}; draw what differs from the key of `reset`"
             )
-    width = rules.max_tokens
-    episodes = gather(scripts, ids, rules.sampling.temperature, width=width, now=now)
+    missing = 0 if groups is None else groups - len(ids)
+    episodes = gather(
+        scripts + [Transcript(finish=ERROR)] * (missing * group),
+        [*ids, *[0] * missing],
+        rules.sampling.temperature,
+        width=rules.max_tokens,
+        now=now,
+    )
     turns = jnp.asarray([len(script.turns) for script in scripts], jnp.int32)
     attempts = mean_of(jnp.asarray([episode.attempts for episode in done], jnp.float32))
-    metrics = finish_metrics(episodes.finish, turns) | {"attempts": attempts}
+    metrics = finish_metrics(episodes.finish[: len(done)], turns) | {"attempts": attempts}
     return settle(episodes, outcome), metrics

@@ -48,6 +48,8 @@ class Episodes(eqx.Module):
     # Tokens before which the text begins anew behind the prompt, because a chat template rewrites
     # what came before; rewritten text is never sampled text.
     restarts: Bool[Array, "n t"] | None = None
+    versions: Int[Array, "n t"] | None = None  # collections before the one that drew a token
+    weights: Float[Array, " n"] | None = None  # what each counts in a loss; None: 1
 
 
 # (tasks, completions) → rewards, one or several, NaN where a completion cannot be scored

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,9 @@ from .environment import ERROR, MAX_TURNS, TIMEOUT
 from .requests import Request
 from .sample import LENGTH, STOP
 from .shared_engine import SharedEngine
-from .transcript import Answer, Transcript, Turn, answer_of
+from .transcript import Answer, Transcript, answer_of
+
+Name = tuple[int, int]  # the collection that an episode began in, and which of its episodes it is
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Rules:
 class Ticket:
     """What an episode begins from: plain data."""
 
-    name: tuple[int, int]  # the collection that it began in, and which of it it is
+    name: Name
     prompt: Ids
     task: dict[str, Any]
     reset: UInt32[np.ndarray, " w"]  # data of its keys
@@ -103,6 +106,11 @@ class Table:
     version: int = 0  # of the policy
     budget: int | None = None  # tokens that each may draw
     closing: asyncio.Future[None] | None = None  # done: stop where you are
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest text: what is longer is not kept either."""
+        return self.engine.engine.limits.room
 
 
 class _Broken(Exception):
@@ -188,7 +196,7 @@ async def _take_turns(episode: Episode, game: Game, table: Table, limit: int | N
     """
     rules, script, ticket = table.rules, episode.script, episode.ticket
     if game.answers is None:
-        opening = await _ask(game, table, lambda: _reset(rules.env, ticket, game))
+        opening = await _ask(game, table, lambda: _reset(ticket, game, table))
         game.answers = 0
         if script.opening is None:
             script.begin(ticket.prompt, opening)
@@ -202,9 +210,8 @@ async def _take_turns(episode: Episode, game: Game, table: Table, limit: int | N
             if not await _speak(episode, table, room, limit):
                 return None
         turn = script.turns[n]
-        answer = await _ask(
-            game, table, lambda n=n, turn=turn: _step(rules.env, ticket, game, n, turn)
-        )
+        call = partial(_step, ticket, game, table, n, turn.tokens)
+        answer = await _ask(game, table, call)
         game.answers = n + 1
         if turn.answer is not None:
             _check_same(turn.answer, answer)
@@ -222,7 +229,7 @@ def _room(script: Transcript, table: Table) -> int:
     return min(
         rules.sampling.max_tokens - script.spoken,
         rules.max_tokens - (text - len(script.prompt)),
-        table.engine.engine.limits.room - text,
+        table.room - text,
     )
 
 
@@ -248,20 +255,21 @@ async def _speak(episode: Episode, table: Table, room: int, limit: int | None) -
     return turn.over
 
 
-async def _reset(env: AsyncEnvironment, ticket: Ticket, game: Game) -> Answer:
+async def _reset(ticket: Ticket, game: Game, table: Table) -> Answer:
     """The environment's first observation."""
-    game.state, seen = await env.reset(jr.wrap_key_data(jnp.asarray(ticket.reset)), ticket.task)
+    key = jr.wrap_key_data(jnp.asarray(ticket.reset))
+    game.state, seen = await table.rules.env.reset(key, ticket.task)
     game.open = True
-    return answer_of(seen)
+    return answer_of(seen, most=table.room)
 
 
-async def _step(env: AsyncEnvironment, ticket: Ticket, game: Game, n: int, turn: Turn) -> Answer:
+async def _step(ticket: Ticket, game: Game, table: Table, n: int, said: Ids) -> Answer:
     """Its answer to the turn n."""
     key = jr.fold_in(jr.wrap_key_data(jnp.asarray(ticket.step)), n)
-    game.state, seen, reward, done = await env.step(key, game.state, list(turn.tokens))
+    game.state, seen, reward, done = await table.rules.env.step(key, game.state, list(said))
     if not math.isfinite(reward):
         raise ValueError(f"expected a finite reward, got {reward}")
-    return answer_of(seen, reward, done)
+    return answer_of(seen, reward, done, most=table.room)
 
 
 async def _ask(game: Game, table: Table, call: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:

@@ -146,10 +146,13 @@ class Transcript:
         return parts
 
 
-def answer_of(seen: Seen, reward: float | int = 0.0, done: bool = False) -> Answer:
-    """What an environment gave, as plain data. Error: what are no token ids."""
+def answer_of(
+    seen: Seen, reward: float | int = 0.0, done: bool = False, *, most: int | None = None
+) -> Answer:
+    """What an environment gave, as plain data: the first `most` ids. Error: what are no ids."""
     anew = isinstance(seen, Anew)
-    ids = [int(t) for t in (seen.ids if isinstance(seen, Anew) else seen)]
+    given = seen.ids if isinstance(seen, Anew) else seen
+    ids = [int(t) for t in given[:most]]
     if min(ids, default=0) < 0:
         raise ValueError(f"expected token ids, got {min(ids)}")
     return Answer(ids, anew, float(reward), bool(done))
@@ -193,8 +196,9 @@ def gather(
             out["step_rewards"][i, here] = part.rewards[there]
             out["restarts"][i, at] = k > 0
             at = here.stop
-    versions = out.pop("versions")
-    oldest = np.where(out["mask"], versions, np.iinfo(np.int32).max).min(1)
+    oldest = np.where(out["mask"], out["versions"], np.iinfo(np.int32).max).min(1)
+    if now is None:
+        del out["versions"]
     finish = [LENGTH if play.finish is None else play.finish for play in played]
     rewards = [
         play.total if end in (STOP, MAX_TURNS, LENGTH) else np.nan
