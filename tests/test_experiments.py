@@ -67,7 +67,7 @@ def test_swept_points_equal_their_single_runs(
     config = sweep.Config()
     run = replace(config.run, steps=3, prompts=2, group=4)
     sweep.main(replace(config, rates=(1e-3, 1e-2), clips=(0.2,), run=run))
-    assert "runs that differ from theirs alone: []" in capsys.readouterr().out
+    assert "those that differ from their run alone: []" in capsys.readouterr().out
     assert (tmp_path / "runs" / "sweep" / "sweep.md").read_text().count("\n") == 4
     assert (tmp_path / "runs" / "sweep" / "sweep.png").is_file()
 

@@ -2,6 +2,7 @@
 
     python -m experiments.benchmarks.gpu                          Qwen2.5's shapes of 0.5B and 1.5B
     python -m experiments.benchmarks.gpu --model 1.5b --only generate --repeats 9
+    python -m experiments.benchmarks.gpu --attention reference flash cudnn
     python -m experiments.benchmarks.gpu --model tiny             anywhere: a test that it runs
     python -m experiments.benchmarks.gpu --peak-tflops 200 --peak-gbps 900   of an unknown device
 
@@ -10,7 +11,8 @@
     generate    8 completions of each of 16 prompts, 256 + 256 tokens, at temperature 1
     grpo        the same, and one optimizer step of GRPO with a reference, in 4 micro-batches
 
-Weights are random and bfloat16 (with float32 masters where they are trained; AdamW).
+Weights are random and bfloat16 (with float32 masters where they are trained; AdamW). `attention` is
+that of models/kernels.py; cuDNN's takes no rows whose prompt is shared, so that GRPO is left out.
 
 `tokens_per_second` are tokens trained on, or generated. `mfu` is the share of the device's bfloat16
 peak that the model's own FLOPs are, recomputation not counted: 2 for each weight and token of a
@@ -26,9 +28,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -38,6 +41,7 @@ import jax.random as jr
 
 from purepost import tree
 from purepost.models import Config, Decoder, init_decoder
+from purepost.models.kernels import FlashAttention, cudnn_attention, with_attention
 from purepost.models.qwen2 import QWEN2_5_0_5B, QWEN2_5_1_5B
 from purepost.rollout.draw import Sampling
 from purepost.rollout.sample import generate
@@ -51,6 +55,11 @@ from .scaling import prepare, prompts_of, seconds_of
 from .work import LORA_ALPHA, Generate, Grpo, Sft
 
 CONFIGS = {"0.5b": QWEN2_5_0_5B, "1.5b": QWEN2_5_1_5B, "tiny": TINY}
+ATTENTIONS: dict[str, Callable[[Decoder], Decoder]] = {
+    "reference": lambda model: model,
+    "flash": lambda model: with_attention(model, FlashAttention()),
+    "cudnn": lambda model: with_attention(model, cudnn_attention),
+}
 Measured = Sft | Generate | Grpo
 FIGURES: dict[str, Measured] = {
     "sft-full": Sft(16, 1024),
@@ -189,17 +198,20 @@ def measure(model: Decoder, work: Measured, repeats: int, peak: Peak | None) -> 
     }
 
 
-def line(name: str, figure: str, repeats: int, peak: Peak | None) -> dict[str, Any]:
+def line(
+    name: str, figure: str, repeats: int, peak: Peak | None, attention: str = "reference"
+) -> dict[str, Any]:
     """One figure's line."""
     device = jax.devices()[0]
     config: Config = CONFIGS[name]
     work = (SMALL if name == "tiny" else FIGURES)[figure]
-    model = init_decoder(jr.key(0), config, jnp.bfloat16)
+    model = ATTENTIONS[attention](init_decoder(jr.key(0), config, jnp.bfloat16))
     found = measure(model, work, repeats, peak or peak_of(device.device_kind))
     most = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "figure": figure,
         "model": name,
+        "attention": attention,
         "parameters": tree.count(model),
         **found,
         "peak_memory_gib": most and round(most / GIB, 3),  # of this process so far
@@ -217,6 +229,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=list(CONFIGS), nargs="+", default=["0.5b", "1.5b"])
     parser.add_argument("--only", choices=list(FIGURES), nargs="+", default=list(FIGURES))
+    parser.add_argument("--attention", choices=list(ATTENTIONS), nargs="+", default=["reference"])
     parser.add_argument("--repeats", type=int, default=5, help="timed steps")
     parser.add_argument("--peak-tflops", type=float, help="bfloat16, dense")
     parser.add_argument("--peak-gbps", type=float, help="GB/s of the device's memory")
@@ -235,9 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.peak_tflops is not None:
         peak = Peak(options.peak_tflops * 1e12, options.peak_gbps * 1e9)
     use_compile_cache()
-    for name in options.model:
-        for figure in options.only:
-            print(json.dumps(line(name, figure, options.repeats, peak)), flush=True)
+    for name, attention, figure in product(options.model, options.attention, options.only):
+        if (attention, figure) != ("cudnn", "grpo"):
+            print(json.dumps(line(name, figure, options.repeats, peak, attention)), flush=True)
     return 0
 
 
