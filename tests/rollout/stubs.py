@@ -3,6 +3,7 @@ schedules.
 """
 
 import asyncio
+import itertools
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ class Drawing(Engine):
         self.open[request.id] = request, []
 
     def cancel(self, id: Hashable) -> Result:
+        if id not in self.open:
+            raise ValueError("expected the id of a request that has not ended")
         return self._result(id, CANCELLED)
 
     def step(self) -> list[Result]:
@@ -72,15 +75,19 @@ def clockwork(engine: Drawing) -> Iterator[None]:
         yield
 
 
-def moody(delays: np.random.Generator) -> AsyncEnvironment:
-    """Its answers, and its faults, are its key's affair; how long it takes is drawn here."""
+def moody(delays: np.random.Generator, log: list[int] | None = None) -> AsyncEnvironment:
+    """Its answers, and its faults, are its key's affair; how long it takes is drawn here. The log
+    has a number for each that was begun, and the same below 0 for each that was closed.
+    """
+    log, numbers = [] if log is None else log, itertools.count(1)
 
     async def reset(key: KeyArray, task: dict[str, Any]) -> Any:
         await asyncio.sleep(delays.exponential(0.5))
         mood = np.random.default_rng(np.asarray(jr.key_data(key)).tolist())
         if mood.random() < 0.1:
             raise RuntimeError("no mood")
-        return 0, [int(mood.integers(1, 9))]
+        log.append(next(numbers))
+        return log[-1], [int(mood.integers(1, 9))]
 
     async def step(key: KeyArray, state: Any, action: list[int]) -> Any:
         await asyncio.sleep(delays.exponential(0.5))
@@ -99,6 +106,6 @@ def moody(delays: np.random.Generator) -> AsyncEnvironment:
                 return state, [2] * 2**20, 1.0, False
             case 5 | 6 | 7:
                 return state, seen, 1.0, True
-        return state + 1, seen, float(sum(action) % 3), False
+        return state, seen, float(sum(action) % 3), False
 
-    return AsyncEnvironment(reset, step)
+    return AsyncEnvironment(reset, step, lambda state: log.append(-state))

@@ -9,6 +9,8 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from purepost.environments.guess import guess
 from purepost.models import Decoder
@@ -18,9 +20,12 @@ from purepost.rollout.draw import Sampling
 from purepost.rollout.engine import Engine, Limits
 from purepost.rollout.environment import ERROR, MAX_TURNS, TIMEOUT
 from purepost.rollout.multi_turn import multi_turn
+from purepost.rollout.playing import Episode, Rules, Table, play_all, tickets
 from purepost.rollout.requests import Request, key_data
 from purepost.rollout.sample import LENGTH, STOP, pad_prompts
 from purepost.types import KeyArray
+from tests.compare import assert_same_bits
+from tests.rollout.stubs import Drawing, clockwork, moody
 
 KEY = jr.key(3)
 SAMPLING = Sampling(3, stop_ids=(1,))
@@ -234,3 +239,40 @@ def test_an_engine_that_fails_tells_all_who_wait_though_one_was_just_cancelled()
         return waiting.exception()
 
     assert str(asyncio.run(main())) == "no memory"
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=4)
+def test_time_changes_no_episode(model: Decoder, seed: int) -> None:
+    """Environments that fail, hang and answer nonsense do so wherever and whenever they are asked;
+    each is closed, once.
+    """
+    drawing, found = Drawing(), []
+    for again in range(2):
+        log: list[int] = []
+        env = moody(np.random.default_rng([seed, again]), log)
+        collect = asynchronous(drawing, env, SAMPLING, **RULES, turn_seconds=5.0, retries=again)
+        with clockwork(drawing):
+            found.append(collect(jr.key(seed), model, TASKS)[0])
+        assert sum(log) == 0 and len(set(log)) == len(log)
+    assert_same_bits(*found)
+    assert found[0].prompts.ids.tolist() == [2, 5, 11] and not drawing.open
+
+
+def test_a_run_that_is_cancelled_leaves_nothing_behind(model: Decoder) -> None:
+    drawing, log = Drawing(), []
+    env = moody(np.random.default_rng(0), log)
+    rules = Rules(env, SAMPLING, 4, 3, 14, 1.0, None, None, 0)
+
+    async def main() -> None:
+        games = [Episode(ticket) for ticket in tickets(KEY, TASKS, 4)]
+        run = asyncio.ensure_future(play_all(games, Table(SharedEngine(drawing), rules)))
+        await asyncio.sleep(1.0)
+        assert drawing.open and sum(log) > 0
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    with clockwork(drawing):
+        asyncio.run(main())
+    assert sum(log) == 0 and not drawing.open

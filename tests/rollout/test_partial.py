@@ -3,6 +3,7 @@ whatever the schedule, no group is lost or comes twice.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from purepost.checkpoint import journaled
 from purepost.checkpoint.journal import decode, encode
 from purepost.environments.guess import guess
 from purepost.models import Decoder
@@ -23,8 +25,11 @@ from purepost.rollout.engine import Engine, Limits
 from purepost.rollout.partial import Backlog, PartialRollouts
 from purepost.rollout.sample import pad_prompts
 from purepost.rollout.score import score
+from purepost.rollout.stateful import in_memory
 from tests.compare import assert_same_bits
 from tests.rollout.stubs import Drawing, clockwork, moody
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SAMPLING = Sampling(3, stop_ids=(1,))
 RULES: dict[str, Any] = dict(group=2, max_turns=3, max_tokens=14)
@@ -157,8 +162,9 @@ def test_no_schedule_loses_a_group_or_brings_it_twice(
     want = found(*alone)
     options |= dict(groups=3, budget=budget, deterministic=deterministic)
     steps, carried = [], Backlog()
+    log: list[int] = []
     for lives in (range(killed + 1), range(killed + 1, 10)):
-        collect = PartialRollouts(engine, moody(rng), SAMPLING, **options)
+        collect = PartialRollouts(engine, moody(rng, log), SAMPLING, **options)
         with clockwork(engine):
             for step in lives:
                 before = len(carried.groups)
@@ -168,10 +174,47 @@ def test_no_schedule_loses_a_group_or_brings_it_twice(
                 steps.append(episodes)
             collect.close()
         carried = decode(encode(carried))
+        assert sum(log) == 0 and len(set(log)) == len(log)  # every game is closed, once
+        log.clear()
     got = found(*steps)
     assert {id: got[id] for id in want} == want
     assert all(len(group) == 2 for group in got.values())
     assert not engine.open
+
+
+def test_a_kill_in_mid_step_is_a_step_anew(model: Decoder, tmp_path: Path) -> None:
+    """The journal has what was carried into it, and nothing of it."""
+
+    class Dying(Drawing):
+        dies = 10**9
+
+        def step(self) -> list[Any]:
+            if self.rounds >= self.dies:
+                raise MemoryError("killed")
+            return Drawing.step(self)
+
+    def collector(engine: Drawing) -> PartialRollouts:
+        return PartialRollouts(engine, ENV, SAMPLING, groups=2, budget=2, **RULES)
+
+    engine, steps = Dying(), range(6)
+    partial = collector(engine)
+    whole = in_memory(partial)
+    want = [whole(key(step), model, tasks(step)) for step in steps]
+    partial.close()
+    engine.dies, alive = engine.rounds + 3, 0
+    partial = collector(engine)
+    collect = journaled(partial, tmp_path, keep=9)
+    with pytest.raises(MemoryError):
+        for alive in steps:
+            collect(key(alive), model, tasks(alive))
+    partial.close()
+    assert 0 < alive < 5 and not engine.open
+    engine.dies = 10**9
+    partial = collector(engine)
+    collect = journaled(partial, tmp_path, keep=9)
+    for step in steps:
+        assert_same_bits(collect(key(step), model, tasks(step)), want[step])
+    partial.close()
 
 
 def test_what_is_too_old_is_dropped_and_counted(model: Decoder) -> None:

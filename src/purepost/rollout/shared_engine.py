@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import suppress
 
 from .engine import Engine
 from .requests import CANCELLED, Request, Result, Row
@@ -66,6 +67,7 @@ class SharedEngine:
                     elif not future.done():
                         future.set_result(result)
         except Exception as error:  # nobody waits for ever
+            self._unwanted += self._futures
             for id in list(self._futures):
                 self._fail(id, error)
 
@@ -88,4 +90,5 @@ class SharedEngine:
             except ValueError as error:
                 self._fail(request.id, error)
         for id in unwanted:
-            self.engine.cancel(id)
+            with suppress(ValueError):  # a round that failed may have ended it
+                self.engine.cancel(id)
