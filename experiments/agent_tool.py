@@ -22,13 +22,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 if __package__ is None or __package__ == "":  # run as a file: the root is not on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.common import ROOT, use_compile_cache
-from experiments.fused_seeds import half_width
+from experiments.common import ROOT, keep_table, plot_seeds, table_of_seeds, use_compile_cache
 from purepost import fuse
 from purepost.algorithms import grpo, sft
 from purepost.environments.calculator import (
@@ -178,36 +177,14 @@ def make_run(config: Config) -> Callable[[Int[Array, ""]], dict[str, Any]]:
     return run
 
 
-def draw(rewards: Float[np.ndarray, "n s"], calls: Float[np.ndarray, "n s"], path: Path) -> None:
-    """Every seed's curves, their means, and 95% intervals (Student's t over seeds)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    shown = ((rewards, "share of right answers"), (calls, "calls of the calculator per problem"))
-    for axis, (curves, label) in zip(figure.subplots(1, 2), shown, strict=True):
-        mean, half = curves.mean(0), half_width(curves)
-        x = np.arange(1, curves.shape[1] + 1)
-        axis.plot(x, curves.T, color="#2f6db3", alpha=0.25, linewidth=0.8)
-        axis.fill_between(x, mean - half, mean + half, color="#d9722e", alpha=0.3, linewidth=0)
-        axis.plot(x, mean, color="#d9722e", linewidth=1.8)
-        axis.set(xlabel="step of GRPO", ylabel=label, ylim=(0, None))
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Learning to call a calculator", x=0.01, ha="left", fontweight="bold")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
 def table(found: dict[str, Any]) -> str:
     """Success and calls on held-out problems, before and after, as Markdown."""
-    rows = ["| seed | right before | right after | calls before | calls after |"]
-    rows.append("|---|---|---|---|---|")
-    columns = [np.asarray(found[when][what]) for what in (0, 1) for when in ("before", "after")]
-    for seed, values in enumerate(zip(*columns, strict=True)):
-        rows.append(f"| {seed} | " + " | ".join(f"{x:.3f}" for x in values) + " |")
-    spread = [f"{x.mean():.3f} ± {half_width(x):.3f}" for x in columns]
-    return "\n".join([*rows, f"| mean, 95% | {' | '.join(spread)} |"])
+    columns = {
+        f"{name} {when}": np.asarray(found[when][i])
+        for i, name in enumerate(("right", "calls"))
+        for when in ("before", "after")
+    }
+    return table_of_seeds(columns)
 
 
 def main(config: Config) -> None:
@@ -224,10 +201,13 @@ def main(config: Config) -> None:
     if config.seeds < 2:
         return
     rewards, calls = found["curves"]
-    draw(rewards, calls, ROOT / "docs" / "agent_tool.png")
-    page = ROOT / "docs" / "agent_tool.md"
-    head = page.read_text(encoding="utf-8").partition("| seed |")[0]
-    page.write_text(head + text + "\n", encoding="utf-8")
+    plot_seeds(
+        {"share of right answers": rewards, "calls of the calculator per problem": calls},
+        ROOT / "docs" / "agent_tool.png",
+        title="Learning to call a calculator",
+        over="step of GRPO",
+    )
+    keep_table(ROOT / "docs" / "agent_tool.md", text)
 
 
 if __name__ == "__main__":
