@@ -1,5 +1,9 @@
 """The loop: one trace, resume by arithmetic, what is donated, dropout by row, sweeps by vmap."""
 
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -161,6 +165,48 @@ def test_a_step_uses_up_parameters_and_optimizer_state_and_nothing_else():
     assert not state.step.is_deleted()
     assert not any(x.is_deleted() for x in jax.tree.leaves((data, models, kept)))
     np.testing.assert_array_equal(kept.params, np.zeros(16))
+
+
+def addresses(state) -> set[int]:
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    return {x.unsafe_buffer_pointer() for x in leaves if x.ndim}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_writes_parameters_and_optimizer_state_where_they_lay(fused):
+    algorithm = regression(microbatches=2)
+    first = algorithm.init(jr.key(0), jnp.zeros(4096))
+    before = addresses(first)
+    for _, state, _ in train(algorithm, first, rows, key=jr.key(0), steps=3, fused=fused):
+        assert addresses(state) == before
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def live_arrays(algorithm, *, steps: int) -> Iterator[tuple[int, int]]:
+    """(step, arrays that are alive) after each step but the first ones."""
+    for i, _, _ in train(algorithm, start(algorithm), rows, key=jr.key(3), steps=steps, fused=True):
+        if i > 10:
+            yield i, len(jax.live_arrays())
+
+
+def test_a_hundred_steps_keep_as_many_arrays_alive_as_ten():
+    counts = {count for _, count in live_arrays(regression(), steps=100)}
+    assert max(counts) - min(counts) <= 2  # garbage of other tests goes when Python likes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_stays_flat_over_a_thousand_steps():
+    size, counts = 0, set()
+    for i, count in live_arrays(regression(), steps=1000):
+        size = resident() if i == 100 else size
+        counts.add(count)
+    assert max(counts) - min(counts) <= 2
+    assert resident() - size < 8 * 2**20
 
 
 def test_frozen_leaves_survive_and_stay_the_same_arrays():
