@@ -19,6 +19,7 @@ from typing import Any
 SHARE, RESOLUTION = 0.1, 0.03
 FEWEST_CLEAN = 3
 GIB = 2**30
+IMPORTED = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def chosen(steps: Sequence[tuple[float, bool]]) -> list[float]:
 
 
 def age() -> float:
-    """Seconds since this process started; 0 where the kernel does not say."""
+    """Seconds since this process started, or where the kernel does not say, since this import."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
-        return 0.0
+        return time.perf_counter() - IMPORTED
     ticks = int(stat.read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 

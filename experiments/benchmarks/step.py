@@ -100,7 +100,7 @@ def last_line(
         finally:
             process.kill()
         if process.returncode == -9:
-            raise MemoryError(f"expected {command[0]} to do with {most:.1f} GiB; it took more")
+            raise MemoryError(f"it took more than {most:.1f} GiB, or there was no more to take")
         out.seek(0)
         err.seek(0)
         if process.returncode == 0:
