@@ -6,7 +6,7 @@ by π_old/π_sampler, and they say how stale they are.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import equinox as eqx
 import jax
@@ -20,7 +20,6 @@ from .rollout.collect import Collect, Episodes, Tasks
 from .rollout.stateful import StatefulCollect, Stateless
 from .types import KeyArray, Scalar
 
-T = TypeVar("T")
 FREE = -1  # the time at which nothing was put in a slot
 
 
@@ -147,7 +146,7 @@ def sample(
     """n groups, each with P(i) ∝ priority^exponent, one and the same perhaps more than once.
 
     Episodes say how stale they are by now, and count (N·P(i))^−correction in a loss, whose means
-    only ratios of these matter to. Where nothing is worth anything they are empty and unscored.
+    only ratios of these matter to. Where nothing is worth anything they are unscored.
 
     Source: Schaul et al., Prioritized experience replay, 1511.05952, §3.3, §3.4.
     """
@@ -194,9 +193,10 @@ def join(*several: Episodes) -> Episodes:
         raise ValueError(f"expected episodes with the same fields, got {odd} in some only")
 
     def lay(*arrays: Array) -> Array:
-        width = max(x.shape[1] for x in arrays) if arrays[0].ndim > 1 else 0
-        pad = [[(0, 0), (0, width - x.shape[1])] if width else [(0, 0)] for x in arrays]
-        return jnp.concatenate([jnp.pad(x, p) for x, p in zip(arrays, pad, strict=True)])
+        if arrays[0].ndim > 1:
+            width = max(x.shape[1] for x in arrays)
+            return jnp.concatenate([jnp.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in arrays])
+        return jnp.concatenate(arrays)
 
     joined = jax.tree.map(lay, *several)
     return _numbered(joined, joined.prompts.lengths.shape[0])

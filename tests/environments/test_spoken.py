@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from purepost.checkpoint.journal import decode, encode
 from purepost.environments.dialogues import dialogues
 from purepost.environments.host import Pool
 from purepost.environments.spoken import spoken
@@ -15,6 +16,7 @@ from purepost.rollout.collect import Episodes, to_rows
 from purepost.rollout.draw import Sampling
 from purepost.rollout.engine import Engine, Limits
 from purepost.rollout.environment import ERROR, MAX_TURNS, TIMEOUT
+from purepost.rollout.partial import Backlog, PartialRollouts
 from purepost.rollout.sample import LENGTH, STOP
 from purepost.types import check_rows
 from tests.environments.scripted import Scripted
@@ -143,4 +145,31 @@ def test_a_prompt_without_room_costs_its_episode(engine: Engine) -> None:
     assert episodes.finish.tolist() == [LENGTH, LENGTH, STOP]
     assert episodes.rewards.tolist() == [0.0, 1.0, 1.0]
     assert episodes.prompts.tokens.shape[1] == 32
+    pool.close()
+
+
+def test_games_go_on_over_several_steps_and_in_another_process(engine: Engine) -> None:
+    """Rewritten histories too; all is as it would have been at once."""
+    tokenizer = make_tokenizer(LAST_WORD)
+    sampling = Sampling(max_tokens=4, stop_ids=(END,))
+    rules: dict[str, Any] = dict(group=2, max_turns=4, max_tokens=40)
+    todo = tasks([0, 1, 0.5, "done"], [0, 0.25, 1, 1, 1], ids=[3, 8])
+    pool = Pool(Scripted)
+    env = spoken(pool, tokenizer)
+    want, _ = asynchronous(engine, env, sampling, **rules)(jr.key(0), MODEL, todo)
+    assert np.asarray(want.restarts).any()
+    carried, found = Backlog(), {}
+    for life in range(3):
+        collect = PartialRollouts(engine, env, sampling, groups=2, budget=3, **rules)
+        for step in range(3 * life, 3 * life + 3):
+            more = tasks(["nothing"]) if step else todo
+            episodes, _, carried = collect(jr.key(step), MODEL, more, decode(encode(carried)))
+            for i, id in enumerate(episodes.prompts.ids.tolist()):
+                if id:
+                    both = slice(2 * i, 2 * i + 2)
+                    found[id] = texts(episodes)[both], episodes.rewards[both]
+        collect.close()
+    for i, id in enumerate((3, 8)):
+        assert found[id][0] == texts(want)[2 * i : 2 * i + 2]
+        np.testing.assert_array_equal(found[id][1], want.rewards[2 * i : 2 * i + 2])
     pool.close()

@@ -47,8 +47,7 @@ def journaled(collect: StatefulCollect[Any], directory: str | Path, *, keep: int
         entries = _entries(folder)
         name = np.asarray(jr.key_data(key)).tobytes().hex()
         last = max(entries, default=-1)
-        known = {key: number for number, (key, _) in entries.items()}
-        number = known.get(name)
+        number = {of: number for number, (of, _) in entries.items()}.get(name)
         if place is not None and (last if number is None else number - 1) != place:
             raise ValueError(
                 f"expected the step after number {place} of the journal in {folder}, got number "

@@ -114,8 +114,8 @@ class PartialRollouts:
         self.engine.follow(model)
         step, size = carried.step, self.rules.group
         groups = [_copied(group) for group in carried.groups]
-        kept, self._carried = self._carried, None  # if this fails, the games are nobody's
-        if carried is not kept:
+        known, self._carried = self._carried, None  # if this fails, the games are nobody's
+        if carried is not known:
             self._let_go(self._games)
             # Environments that are played again are to be there when others draw.
             self._runner.run(self._go_on(groups, step, 0))
@@ -123,8 +123,8 @@ class PartialRollouts:
         for i, id in enumerate(tasks.prompts.ids.tolist()):
             groups.append(Group(id, step, tuple(new[i * size : (i + 1) * size])))
         self._runner.run(self._go_on(groups, step, self.budget))
-        complete = [group for group in groups if group.complete]
-        done, names = complete[: self.groups], {group.name for group in complete[: self.groups]}
+        done = [group for group in groups if group.complete][: self.groups]
+        names = {group.name for group in done}
         left = [group for group in groups if group.name not in names]
         kept = [group for group in left if self._will_do(group, step + 1)]
         held = {episode.ticket.name for group in kept for episode in group.episodes}

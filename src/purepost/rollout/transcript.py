@@ -128,7 +128,9 @@ class Transcript:
         for turn in self.turns:
             text += turn.tokens
             if turn.answer is not None:
-                text = [*([] if turn.answer.anew else text), *turn.answer.ids]
+                if turn.answer.anew:
+                    text = []
+                text += turn.answer.ids
         return text
 
     @property
