@@ -22,6 +22,7 @@ def base() -> Decoder:
     return load(GOLDEN / "tiny-llama3").model
 
 
+@pytest.mark.usefixtures("full_compilation")  # 1e-5 is near what another order of sums changes
 @pytest.mark.parametrize("name", ["lora", "dora"])
 def test_logits_and_a_step_are_pefts(base: Decoder, name: str) -> None:
     """Logits and the new adapter to 1e-5."""
