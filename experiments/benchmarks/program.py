@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PyTree
 
@@ -60,21 +61,26 @@ class Program:
     flops: float
     arguments: int  # weights, optimizer state, batch
     temporary: int
+    results: int
+    in_place: int  # of the results, those that take the place of arguments
 
     @property
     def peak(self) -> int:
-        """Arguments and what is made beside them; results take the place of arguments."""
-        return self.arguments + self.temporary
+        """Arguments and what is made beside them."""
+        return self.arguments + self.temporary + self.results - self.in_place
 
 
 def compile_step(
     algorithm: Algorithm[Any, Any, Any], state: TrainState[Any], batch: PyTree
 ) -> Program:
-    """The algorithm's update: ((params, opt_state), frozen, batch) → (params, opt_state)."""
+    """The algorithm's update: ((params, opt_state), frozen, batch) → (params, opt_state). Of state
+    and batch, shapes will do.
+    """
+    extra = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.extra)
 
     def step(trained: Any, frozen: Any, batch: Any) -> Any:
         params, opt_state = trained
-        now = TrainState(params, frozen, opt_state, state.extra, state.step)
+        now = TrainState(params, frozen, opt_state, extra, jnp.zeros((), jnp.int32))
         new, _ = algorithm.update(algorithm.loss, jr.key(0), now, batch)
         return new.params, new.opt_state
 
@@ -86,4 +92,6 @@ def compile_step(
         flops(compiled.as_text() or ""),
         memory.argument_size_in_bytes,
         memory.temp_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.alias_size_in_bytes,
     )
