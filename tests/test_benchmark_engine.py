@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.benchmarks import engine
-from experiments.benchmarks.engine import SIZES, Contest, lengths_of, measure
+from experiments.benchmarks.engine import SIZES, Contest, best_occupancy, lengths_of, measure
 
 
 def test_the_heavy_tail_has_as_many_tokens_in_each_octave() -> None:
@@ -13,6 +13,13 @@ def test_the_heavy_tail_has_as_many_tokens_in_each_octave() -> None:
     shares = [sum(n for n in lengths if n == size) / sum(lengths) for size in SIZES]
     assert shares == pytest.approx([1 / len(SIZES)] * len(SIZES), abs=0.05)
     assert lengths_of(50) == lengths_of(50)
+
+
+def test_the_best_occupancy_is_that_of_slots_that_never_wait() -> None:
+    # Slots: 3 | 1, 1, 4. Nine tokens in six steps of two slots.
+    assert best_occupancy([3, 1, 1, 4], 2) == 9 / 12
+    assert best_occupancy([2, 2, 2], 3) == 1.0
+    assert best_occupancy(lengths_of(512), 8) > 0.9
 
 
 def test_both_ways_are_measured_in_turns_after_a_warm_up() -> None:
