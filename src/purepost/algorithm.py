@@ -228,23 +228,28 @@ def apply_gradient(
     Not ok: both stay, to the bit. An optimizer state in the host's memory goes back there.
     """
     places, opt_state = opt_state, fetch(opt_state, ok)
-    full = _full(params, opt_state.master)
-    with jax.numpy_dtype_promotion("standard"):
-        updates, inner = optimizer.update(cast(optax.Updates, grads), opt_state.inner, full)
-        moved = optax.apply_updates(full, updates)
 
-    def choose(new: Any, old: Any) -> Any:
-        return jnp.where(ok, new.astype(old.dtype), old) if eqx.is_array(old) else old
+    def put(new: Any, old: Any) -> Any:
+        return new.astype(old.dtype) if eqx.is_array(old) else old
 
-    new_params = jax.tree.map(choose, moved, params)
-    new_master = jax.tree.map(
-        lambda m, new: None if m is None else choose(new, m),
-        opt_state.master,
-        moved,
-        is_leaf=lambda x: x is None,
-    )
-    new_state = OptState(new_master, jax.tree.map(choose, inner, opt_state.inner))
-    return new_params, put_back(new_state, places)
+    def step() -> PyTree:
+        full = _full(params, opt_state.master)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, inner = optimizer.update(cast(optax.Updates, grads), opt_state.inner, full)
+            moved = optax.apply_updates(full, updates)
+        master = jax.tree.map(
+            lambda m, new: None if m is None else put(new, m),
+            opt_state.master,
+            moved,
+            is_leaf=lambda x: x is None,
+        )
+        inner = jax.tree.map(put, inner, opt_state.inner)
+        return eqx.filter((jax.tree.map(put, moved, params), OptState(master, inner)), eqx.is_array)
+
+    # A branch, where choosing between all numbers old and new would keep copies of the old.
+    stay = lambda: eqx.filter((params, opt_state), eqx.is_array)  # noqa: E731
+    params, opt_state = eqx.combine(jax.lax.cond(ok, step, stay), (params, opt_state))
+    return params, put_back(opt_state, places)
 
 
 def optimizer_step(
