@@ -160,8 +160,8 @@ PROBES: dict[str, Probe] = {
     "pass_at_k": policy("pass_at_k", algorithms.pass_at_k, lora=(True,), measure=best_reward),
     "ppo": with_critic("ppo", algorithms.ppo, beta=0.01, target=1.0),
     "ppo on one trunk, decoupled": with_critic("ppo", algorithms.ppo, one_trunk, **DECOUPLED),
-    "vapo, its critic a head": with_critic("vapo", algorithms.vapo, HEAD),
+    "vapo, its critic a head": with_critic("vapo", algorithms.vapo, HEAD, alpha=1.0),
     "online_dpo": policy("online_dpo", algorithms.online_dpo, lora=(False,), beta=0.5),
-    "xpo": policy("xpo", algorithms.xpo, lora=(True,), collect=(ONE,), beta=0.5, alpha=1e-3),
+    "xpo": policy("xpo", algorithms.xpo, lora=(True,), collect=(ONE,), beta=0.1, alpha=1e-3),
     "nash_md": policy("nash_md", _nash_md, lora=(False,), collect=(), beta=0.001),
 }
