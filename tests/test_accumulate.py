@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+import purepost.accumulate
 from purepost.accumulate import accumulate
 from tests.compare import assert_close, assert_same_bits
 
@@ -69,6 +70,13 @@ def test_the_sum_has_the_bits_of_the_plain_one_and_no_second_gradient(params) ->
     layers = params["layers"].nbytes
     assert before - memory > 0.9 * layers
     assert memory < 1.4 * sum(x.nbytes for x in params.values())
+
+
+def test_without_references_the_sum_is_the_same(params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purepost.accumulate, "discharge_state", None)
+    (seen, grads), _ = compiled(in_one, params)
+    assert float(seen) == PARTS
+    assert_same_bits(grads, compiled(plain, params)[0][1])
 
 
 def test_it_may_be_vmapped_over_either_and_run_without_jit(params) -> None:

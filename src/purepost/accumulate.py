@@ -14,6 +14,11 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float, PyTree
 
+try:  # private: elsewhere in a JAX to come, and then there are two gradients as everywhere
+    from jax._src.state.discharge import discharge_state
+except ImportError:
+    discharge_state = None
+
 T = TypeVar("T")
 Aux = TypeVar("Aux")
 Params = TypeVar("Params")
@@ -26,6 +31,8 @@ def accumulate(
     """Σ of what `objective` gives beside its value, and of its gradient (float32), over the parts,
     which lie on the leading axis of `parts`.
     """
+    if discharge_state is None:
+        return _apart(objective, params, parts)
     first = jax.tree.map(lambda x: x[0], parts)
     in_place: list[bool] = []
 
@@ -61,6 +68,23 @@ def accumulate(
     return _without_references(whole, params)
 
 
+def _apart(
+    objective: Callable[[Params, Part], tuple[Float[Array, ""], Aux]], params: Params, parts: PyTree
+) -> tuple[Aux, Params]:
+    """The same sum of gradients, each made in a buffer of its own."""
+
+    def gradient(part: Part) -> tuple[Aux, Params]:
+        grads, aux = jax.grad(objective, has_aux=True)(params, part)
+        return aux, jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+
+    def body(total: PyTree, part: Part) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, gradient(part)), None
+
+    shapes = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], parts))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, zero, parts)[0]
+
+
 def _scanned(jaxpr: Jaxpr) -> list[bool]:
     """Of the inputs of a linear program, which are read by a scan and by nothing else."""
     readers: dict[Any, list[str]] = {x: [] for x in jaxpr.invars}
@@ -75,8 +99,7 @@ def _without_references(function: Callable[[Params], T], params: Params) -> T:
     """What a function gives that makes references and keeps them to itself, by the pure program
     that XLA is given of it anyway: vmap does not know scans over references.
     """
-    from jax._src.state.discharge import discharge_state
-
+    assert discharge_state is not None
     jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(params)
     out = jaxpr_as_fun(discharge_state(jaxpr))(*jax.tree.leaves(params))
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
