@@ -32,7 +32,7 @@ check: setup
 
 # A process for each core, four at most: compiling is most of the work, and one core's.
 test: check
-	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --durations 25
 
 test-slow: setup
 	.venv/bin/python -m pytest -m slow

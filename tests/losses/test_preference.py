@@ -86,7 +86,10 @@ LOSSES = {
     "simpo": (partial(p.simpo, gamma=0.7), lambda t: -log_sigmoid(BETA * t.avg - 0.7)),
     "odds_ratio": (p.odds_ratio, orpo),
     "reverse_kl": (p.divergence(lambda x: x), f_divergence(np.log)),
-    "forward_kl": (p.divergence(p.forward_kl), f_divergence(lambda u: -1 / u)),
+    "forward_kl": (
+        p.divergence(p.forward_kl),
+        f_divergence(lambda u: -1 / np.maximum(u, np.exp(-20))),
+    ),
     "jensen_shannon": (
         p.divergence(p.jensen_shannon),
         f_divergence(lambda u: np.log(2 * u / (1 + u))),
@@ -118,6 +121,13 @@ def test_every_loss_is_its_float64_twin(name, seed):
     loss, twin = LOSSES[name]
     pairs = random_pairs(seed)
     np.testing.assert_allclose(loss(pairs, beta=BETA), twin(Twin(pairs)), rtol=2e-4, atol=1e-5)
+
+
+def test_forward_kl_where_the_policy_gave_a_completion_up():
+    """A log-ratio of −24, beyond the e^20 that u goes to, and one of −19, short of it."""
+    for a, most in ((-24.0, 20.0), (-19.0, 19.0)):
+        got = p.divergence(p.forward_kl)(one_pair(a), beta=BETA)
+        np.testing.assert_allclose(got, [BETA * np.exp(most) - BETA], rtol=2e-4)
 
 
 @every_loss
