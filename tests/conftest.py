@@ -58,11 +58,6 @@ def full_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-@pytest.fixture(scope="module")
-def quick_compilation() -> None:
-    """How everything else is compiled."""
-
-
 @pytest.fixture
 def key() -> PRNGKeyArray:
     """A fixed key."""

@@ -49,7 +49,7 @@ def test_a_deadlock_is_an_error() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(quick_compilation: None) -> tuple[Found, Found]:
+def found() -> tuple[Found, Found]:
     """Asynchronously, and in step."""
     model = init_decoder(jr.key(0), MODEL)
     return measure(model, SMALL, together=False), measure(model, SMALL, together=True)

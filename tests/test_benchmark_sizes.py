@@ -34,7 +34,6 @@ def test_an_exponent_is_that_of_a_power_law() -> None:
     assert scaling.exponent(sizes[-2:], [5.0, 5.0]) == pytest.approx(0.0, abs=1e-12)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_an_axis_is_measured_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     axis = scaling.Axis((1, 2), lambda n: Sft(n, 8), lambda n: SMALL)
     monkeypatch.setitem(scaling.AXES, "batch", axis)
@@ -79,7 +78,6 @@ def test_peaks_go_by_the_devices_kind() -> None:
     assert peak_of("cpu") is None
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_the_accelerators_figures_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu.CONFIGS, "tiny", SMALL)
     peak = Peak(1e12, 1e11)
@@ -134,7 +132,6 @@ def test_cold_and_cached_starts_are_compared(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_loop_of_fused_steps_is_the_run_in_one_program() -> None:
     config = seeds.config_of(8, steps=2)
     looped = jnp.stack(seeds.loop(config)(jnp.int32(3)))

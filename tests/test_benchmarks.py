@@ -78,7 +78,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "figure",
     [pytest.param(name, marks=[pytest.mark.slow] if "fused" in name else []) for name in SMALL],

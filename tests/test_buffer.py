@@ -44,8 +44,6 @@ from purepost.rollout.stateful import in_memory
 from tests.compare import assert_same_bits
 from tests.environments.test_dialogues import MODEL
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def episodes(*rewards: list[float], first: int = 1, width: int = 3) -> Episodes:
     """A group for each list of rewards, told by its tokens: first, first + 1, …"""

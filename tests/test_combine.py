@@ -25,7 +25,6 @@ from purepost.models.decoder import Decoder
 from purepost.types import num_rows
 from tests.compare import assert_close, assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 ADAM = optax.adam(0.01)
 
 

@@ -27,7 +27,6 @@ from tests import games
 from tests.batches import all_rows, padding, poison, recording
 from tests.compare import assert_close, assert_same_bits, names_of
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROBES = SHELF | games.PROBES
 STEPS, SOLVED = 40, 0.1  # how near the optimum to come, in nats or in reward, of 2 and .6 at first
 

@@ -16,7 +16,6 @@ from purepost.optimizers import average_of, averaged, lora_plus, polyak, scale_b
 from purepost.tree import named_leaves
 from tests.compare import assert_close, assert_same_bits, names_of
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 RATIO, RATE = 16.0, 0.01
 
 

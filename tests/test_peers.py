@@ -11,9 +11,6 @@ CASES = [(peer, name) for peer, cases in PEERS.items() for name in cases]
 STORED = {peer: np.load(HERE / f"{peer}.npz") for peer in PEERS}
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.mark.parametrize("case", CASES, ids=": ".join)
 def test_a_loss_is_the_peers_or_differs_for_a_reason(case: tuple[str, str]) -> None:
     value, gradient = differences(*case, STORED[case[0]])

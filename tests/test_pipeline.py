@@ -9,7 +9,6 @@ from experiments import pipeline
 NAMES = ["SFT", "SFT → RL", "SFT → RL → distilled", "as small, by SFT alone"]
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_every_stage_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps of each; a line of the table for each model."""
     config = pipeline.Config()

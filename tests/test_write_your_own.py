@@ -10,8 +10,6 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "write_your_own.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.mark.parametrize("code", BLOCKS, ids=["composed", "from scratch"])
 def test_what_one_writes_oneself_keeps_the_contract(code: str) -> None:

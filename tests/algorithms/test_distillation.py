@@ -36,7 +36,6 @@ from purepost.rollout.sample import pad_prompts
 from purepost.rollout.score import score
 from purepost.types import Rows, group_rows
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 SGD = optax.sgd(0.1)
 
 

@@ -27,8 +27,6 @@ from purepost.types import Rows, causal_rows, check_rows
 from purepost.weights import add_lora, without_lora
 from tests.compare import assert_same_bits
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 DPO = dpo(optax.sgd(0.1), beta=0.5)
 
 

@@ -32,7 +32,6 @@ from purepost.rollout.sample import pad_prompts
 from purepost.text import Tokenizer
 from purepost.tree import named_leaves
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 SGD = optax.sgd(0.1)
 ALONE = single_turn(goal_share, Sampling(max_tokens=TOKENS), group=1)
 

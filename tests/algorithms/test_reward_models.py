@@ -21,8 +21,6 @@ from purepost.rollout.labelled import Pairs, Steps
 from purepost.rollout.sample import Completions, pad_prompts
 from purepost.types import causal_rows
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CLASSIFIER = heads.reward_model(jr.key(7), tiny(lora=False))
 CRITIC = heads.ValueHead(CLASSIFIER.decoder, CLASSIFIER.head, jnp.full(1, 0.3))
 TASKS = Tasks(pad_prompts([[3, 4], [5]], width=2))

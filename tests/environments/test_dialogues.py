@@ -30,8 +30,6 @@ from purepost.types import KeyArray, check_rows
 from tests.compare import assert_same_bits
 from tests.environments.scripted import Scripted
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 USER, ASSISTANT, END, THINK = 1, 2, 3, 4
 PLAIN = (
     "{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }}{{ m.content }}<e>"

@@ -22,8 +22,6 @@ from purepost.types import check_rows
 from tests.environments.scripted import Scripted
 from tests.environments.test_dialogues import END, MODEL, PLAIN, make_tokenizer, tasks
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # All but the last word of a turn is gone from the next prompt.
 LAST_WORD = PLAIN.replace("m.content }}", "m.content.split(' ')[-1] }}")
 GREEDY = Sampling(max_tokens=4, stop_ids=(END,), temperature=0.0)

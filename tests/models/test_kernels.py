@@ -45,7 +45,7 @@ def random_case(b: int, t: int, rows: Rows, dtype: Any = jnp.float32) -> Case:
     return 2 * q, k, v, rows, jnp.asarray(rng.normal(size=shapes[0]), jnp.float32)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "whole_float32")
+pytestmark = pytest.mark.usefixtures("whole_float32")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from purepost.types import Rows, causal_rows, group_rows
 from purepost.weights import add_lora
 from tests.compare import assert_close
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 

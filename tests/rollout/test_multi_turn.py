@@ -29,8 +29,6 @@ from purepost.rollout.score import score
 from purepost.rollout.stop import stop_strings
 from purepost.types import KeyArray, check_rows
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 END, BREAK, WIN, WIDTH = 1, 2, 3, 3
 GROUP, TURNS, ROOM = 3, 4, 20
 TASKS = Tasks(pad_prompts([[4, 5], [6], [7, 8, 9]], ids=[2, 5, 11], width=3))

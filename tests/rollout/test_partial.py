@@ -29,8 +29,6 @@ from purepost.rollout.stateful import in_memory
 from tests.compare import assert_same_bits
 from tests.rollout.stubs import Drawing, clockwork, moody
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SAMPLING = Sampling(3, stop_ids=(1,))
 RULES: dict[str, Any] = dict(group=2, max_turns=3, max_tokens=14)
 ENV = hosted(guess(4, first_id=4, higher_id=2, lower_id=3), width=3)
