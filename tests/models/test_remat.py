@@ -70,6 +70,8 @@ def test_a_policy_reaches_every_decoder_and_touches_no_weight(model: Decoder) ->
     assert models.policy.decoder.remat is remat.dots
     same = zip(jax.tree.leaves(models), jax.tree.leaves(changed), strict=True)
     assert all(x is y for x, y in same)
+    with pytest.raises(ValueError, match="expected a Decoder or models that hold one, got dict"):
+        with_remat({"policy": 1.0}, remat.block)
 
 
 def test_a_policy_may_be_any_of_jax(model: Decoder) -> None:

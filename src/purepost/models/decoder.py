@@ -167,13 +167,29 @@ def _stack(
     return jax.lax.scan(layer, x, (blocks, indices, settings, given))
 
 
+def in_decoders(models: T, **fields: Any) -> T:
+    """The same models (one, or a pytree of several), with these fields in every decoder. Error: no
+    decoder is among them.
+    """
+    found = []
+
+    def change(x: Any) -> Any:
+        if not isinstance(x, Decoder):
+            return x
+        found.append(x)
+        return dataclasses.replace(x, **fields)
+
+    changed = jax.tree.map(change, models, is_leaf=lambda x: isinstance(x, Decoder))
+    if not found:
+        raise ValueError(f"expected a Decoder or models that hold one, got {type(models).__name__}")
+    return changed
+
+
 def with_remat(models: T, remat: Remat) -> T:
-    """The models with another policy (remat.py) for the layers of every decoder in them."""
-    return jax.tree.map(
-        lambda x: dataclasses.replace(x, remat=remat) if isinstance(x, Decoder) else x,
-        models,
-        is_leaf=lambda x: isinstance(x, Decoder),
-    )
+    """The models with another policy (remat.py) for the layers of every decoder in them. Error: as
+    `in_decoders`.
+    """
+    return in_decoders(models, remat=remat)
 
 
 def init_decoder(key: KeyArray, config: Config, dtype: DTypeLike = jnp.float32) -> Decoder:

@@ -9,15 +9,14 @@ and is part of the model as its config is:
 `sharding.PerDevice`.
 """
 
-import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..types import Rows
-from .decoder import Decoder
+from .decoder import in_decoders
 from .flash import FlashAttention as FlashAttention
 from .layers import AttentionFn
 
@@ -28,18 +27,7 @@ def with_attention(models: Models, attention: AttentionFn) -> Models:
     """The same models (one, or a pytree of several), every decoder's layers attending by
     `attention`. Error: no decoder is among them.
     """
-    found = []
-
-    def change(x: Any) -> Any:
-        if not isinstance(x, Decoder):
-            return x
-        found.append(x)
-        return dataclasses.replace(x, attend=attention)
-
-    changed = jax.tree.map(change, models, is_leaf=lambda x: isinstance(x, Decoder))
-    if not found:
-        raise ValueError(f"expected a Decoder or models that hold one, got {type(models).__name__}")
-    return changed
+    return in_decoders(models, attend=attention)
 
 
 def cudnn_attention(
