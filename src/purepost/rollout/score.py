@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..types import KeyArray, LanguageModel, Rows
+from .trained import Trained
 
 CHUNK = 256  # tokens whose logits exist at a time
 
@@ -28,55 +29,46 @@ class Scores(eqx.Module):
     normalizers: Float[Array, "b t"] | None = None  # log Z: log p is the logit less it
 
 
-def _chunks(x: Array, size: int) -> Array:
-    """[b, n·size, ...] → [n, b, size, ...]."""
-    b, total, *rest = x.shape
-    return x.reshape(b, total // size, size, *rest).swapaxes(0, 1)
-
-
-def _unchunk(x: Array) -> Array:
-    """[n, b, size, ...] → [b, n·size, ...]."""
-    n, b, size, *rest = x.shape
-    return x.swapaxes(0, 1).reshape(b, n * size, *rest)
-
-
 def _hit(target: Int[Array, "b s"], p: Float[Array, "b s v"]) -> Float[Array, "b s v"]:
     """1 at the target, else 0."""
     return (target[..., None] == jnp.arange(p.shape[-1], dtype=target.dtype)).astype(p.dtype)
 
 
+def _of_logits(
+    logits: Float[Array, "b s v"], target: Int[Array, "b s"]
+) -> tuple[Float[Array, "b s v"], Float[Array, "b s v"], Float[Array, "b s"], Float[Array, "b s"]]:
+    """(log p, p, the target's log p, the entropy)."""
+    logps = jax.nn.log_softmax(logits)
+    p = jnp.exp(logps)
+    entropy = -jnp.where(p > 0, p * logps, 0.0).sum(-1)
+    return logps, p, jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy
+
+
 @eqx.filter_custom_vjp
 def _cross_entropy(
-    head_and_hidden: tuple[PyTree, Float[Array, "b n d"]],
-    targets: Int[Array, "b n"],
+    head_and_hidden: tuple[PyTree, Float[Array, "c b s d"]],
+    targets: Int[Array, "c b s"],
     scale: Float[Array, " b"],
-    size: int,
     whole: bool,
-) -> tuple[Float[Array, "b n"], ...]:
+) -> tuple[Float[Array, "c b s"], ...]:
     """(log-probability of the target, entropy) of every position, and if `whole` (mean of log p
-    over the vocabulary, log Z); `size` divides n.
+    over the vocabulary, log Z), a chunk at a time.
     """
     unembed, hidden = head_and_hidden
 
     def chunk(x: Any) -> tuple[Array, ...]:
         h, target = x
         logits = unembed(h) * scale[:, None, None]
-        logps = jax.nn.log_softmax(logits)
-        p = jnp.exp(logps)
-        entropy = -jnp.where(p > 0, p * logps, 0.0).sum(-1)
-        usual = jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy
-        return (*usual, logps.mean(-1), jax.nn.logsumexp(logits, -1)) if whole else usual
+        logps, _, *usual = _of_logits(logits, target)
+        return (*usual, logps.mean(-1), jax.nn.logsumexp(logits, -1)) if whole else (*usual,)
 
-    found = jax.lax.map(chunk, (_chunks(hidden, size), _chunks(targets, size)))
-    return tuple(map(_unchunk, found))
+    return jax.lax.map(chunk, (hidden, targets))
 
 
 @_cross_entropy.def_fwd
-def _forward(
-    perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, size: int, whole: bool
-) -> Any:
+def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, whole: bool) -> Any:
     if whole or any(jax.tree.leaves(perturbed[0])):
-        out = _cross_entropy(head_and_hidden, targets, scale, size, whole)
+        out = _cross_entropy(head_and_hidden, targets, scale, whole)
         return out, (out[1], None)
     # The head is frozen: what the gradient of log p needs of it is found with the logits at hand.
     unembed, hidden = head_and_hidden
@@ -84,14 +76,11 @@ def _forward(
     def chunk(x: Any) -> tuple[Array, ...]:
         h, target = x
         logits, pull = jax.vjp(unembed, h)
-        logps = jax.nn.log_softmax(logits * scale[:, None, None])
-        p = jnp.exp(logps)
-        entropy = -jnp.where(p > 0, p * logps, 0.0).sum(-1)
+        _, p, logp, entropy = _of_logits(logits * scale[:, None, None], target)
         (slope,) = pull((_hit(target, p) - p) * scale[:, None, None])
-        return jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy, slope
+        return logp, entropy, slope
 
-    found = jax.lax.map(chunk, (_chunks(hidden, size), _chunks(targets, size)))
-    logp, entropy, slope = map(_unchunk, found)
+    logp, entropy, slope = jax.lax.map(chunk, (hidden, targets))
     return (logp, entropy), (entropy, slope)
 
 
@@ -103,7 +92,6 @@ def _backward(
     head_and_hidden: Any,
     targets: Any,
     scale: Any,
-    size: int,
     whole: bool,
 ) -> Any:
     head, fixed = eqx.partition(head_and_hidden[0], perturbed[0])
@@ -127,10 +115,9 @@ def _backward(
         return jax.tree.map(lambda a, d: a + d.astype(a.dtype), total, d_head), d_hidden
 
     zero = jax.tree.map(lambda w: jnp.zeros(w.shape), head)
-    xs = [_chunks(x, size) for x in (hidden, targets, entropies, *grads)]
-    total, d_hidden = jax.lax.scan(chunk, zero, tuple(xs))
+    total, d_hidden = jax.lax.scan(chunk, zero, (hidden, targets, entropies, *grads))
     total = jax.tree.map(lambda t, w: t.astype(w.dtype), total, head)
-    return total, (_unchunk(d_hidden) if perturbed[1] else None)
+    return total, (d_hidden if perturbed[1] else None)
 
 
 def score(
@@ -147,28 +134,10 @@ def score(
     `temperature` divides a row's logits, as in sampling; `key` turns dropout on; `chunk` is the
     number of tokens whose logits exist at a time; `whole` adds what is read of all logits.
     """
-    hidden, _ = model(rows, key=key)
-    b, t = rows.tokens.shape
-    cap = min(rows.most_trained, t)
-    if cap < t:
-        index = jax.vmap(lambda m: jnp.nonzero(m, size=cap, fill_value=t)[0])(rows.mask)
-    else:
-        index = jnp.broadcast_to(jnp.arange(t), (b, t))
-    size = max(1, min(chunk // b, cap))
-    index = jnp.pad(index.astype(jnp.int32), [(0, 0), (0, -cap % size)], constant_values=t)
-    place = jnp.minimum(index, t - 1)
-    parent = jnp.take_along_axis(rows.parent, place, 1)
+    trained = Trained.of(rows, chunk)
+    hidden = trained.chunks(trained.gather(model(rows, key=key)[0]))
+    b = rows.tokens.shape[0]
     scale = jnp.ones(b) if temperature is None else 1 / jnp.where(temperature > 0, temperature, 1)
-    found = _cross_entropy(
-        (model.unembed, jnp.take_along_axis(hidden, parent[..., None], 1)),
-        jnp.take_along_axis(rows.tokens, place, 1),
-        scale,
-        size,
-        whole,
-    )
-
-    def back(x: Float[Array, "b n"]) -> Float[Array, "b t"]:
-        filled = jax.vmap(lambda i, x: jnp.zeros(t).at[i].set(x, mode="drop"))(index, x)
-        return jnp.where(rows.mask, filled, 0.0)
-
-    return Scores(*map(back, found))
+    targets = trained.chunks(trained.targets)
+    found = _cross_entropy((model.unembed, hidden), targets, scale, whole)
+    return Scores(*map(trained.back, found))
