@@ -25,7 +25,6 @@ from .losses import (
     check_objective,
     prompt_mean,
     sampler_gap,
-    token_mean,
 )
 from .mean import Metrics, Spans, masked_mean, mean_of, scalar_mean, select
 from .models.containers import WithReference
@@ -86,17 +85,18 @@ class ActorCriticBatch(eqx.Module):
     rewards: Float[Array, "b t"]  # the episode's, at each of its trained tokens
 
 
+def check_lay(aggregate: Aggregate, lay: Lay) -> None:
+    """Let an aggregation that takes a row for a whole group refuse rows of anything else."""
+    if aggregate is prompt_mean and lay is not to_rows:
+        raise ValueError("prompt_mean takes a row for a prompt's whole group; use lay=to_rows")
+
+
 def check_parts(
-    collect: Collect,
-    advantage: Advantage,
-    objective: Objective,
-    aggregate: Aggregate = token_mean,
-    lay: Lay = to_rows,
+    collect: Collect, advantage: Advantage, objective: Objective, aggregate: Aggregate, lay: Lay
 ) -> None:
     """Let the parts of a policy gradient raise what they have to before anything is run."""
     check_objective(objective)
-    if aggregate is prompt_mean and lay is not to_rows:
-        raise ValueError("prompt_mean takes a row for a prompt's whole group; use lay=to_rows")
+    check_lay(aggregate, lay)
     if isinstance(collect, Grouped):
         check_group(advantage, collect.group)
 

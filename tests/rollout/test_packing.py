@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purepost.algorithms import grpo
+from purepost.algorithms import grpo, on_policy_distillation, ppo
 from purepost.losses import prompt_mean
 from purepost.models import real_tokens
 from purepost.rollout.collect import Episodes, single_turn, to_rows
@@ -134,5 +134,6 @@ def test_what_cannot_be_packed() -> None:
     with pytest.raises(ValueError, match="expected multiple ≥ 1, got 0"):
         Packed(multiple=0)
     collect = single_turn(lambda t, c: (c.lengths.astype(jnp.float32), {}), Sampling(2), group=2)
-    with pytest.raises(ValueError, match="prompt_mean"):
-        grpo(optax.sgd(0.1), collect, aggregate=prompt_mean, lay=Packed())
+    for factory in (grpo, ppo, on_policy_distillation):
+        with pytest.raises(ValueError, match="prompt_mean takes a row for a prompt's whole group"):
+            factory(optax.sgd(0.1), collect, aggregate=prompt_mean, lay=Packed())

@@ -24,6 +24,7 @@ from ..losses.limits import expect
 from ..mean import Metrics, Spans, Terms, masked_mean, select, spans_of
 from ..models.containers import Distill, student_trainable
 from ..models.decoder import Decoder
+from ..policy_batch import check_lay
 from ..rollout.collect import Collect, Episodes, Lay, Places, Tasks, episode_metrics, to_rows
 from ..rollout.score import score
 from ..types import KeyArray, Rows, Scalar
@@ -72,6 +73,7 @@ def on_policy_distillation(
     `strength` is c; `lay` lays episodes into rows, as in GRPO. Error: strength ≤ 0.
     """
     expect("strength", strength, 0.0)
+    check_lay(aggregate, lay)
 
     def rollout(
         key: KeyArray, state: TrainState[Models], data: Tasks

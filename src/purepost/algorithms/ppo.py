@@ -92,7 +92,7 @@ def ppo(
     takes turns for steps of time. β starts at `beta` and adapts towards a KL of `target` nats per
     episode. `entropy` weighs a bonus, `positive_nll` −log π of episodes whose reward is positive.
     """
-    check_parts(collect, token_rewards, objective)
+    check_parts(collect, token_rewards, objective, aggregate, lay)
     check_positive(gamma=gamma, value_clip=value_clip, value_weight=value_weight)
     for name, number in {"beta": beta, "entropy": entropy, "positive_nll": positive_nll}.items():
         expect(name, number, 0.0, or_low=True)
