@@ -21,6 +21,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 # Programs here are tiny: almost all of the time would go into compiling them well.
 jax.config.update("jax_disable_most_optimizations", True)
+os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
 
 settings.register_profile(
     "purepost",
