@@ -7,7 +7,7 @@ import pytest
 
 from experiments import lora_vs_full
 from experiments.benchmarks.models import TINY, tiny_tokenizer
-from experiments.lora_vs_full import Config, Result, line, run, variants
+from experiments.lora_vs_full import Config, Result, line, run, table, variants
 from purepost.models import init_decoder
 
 
@@ -23,10 +23,15 @@ def test_held_out_problems_are_not_trained_on() -> None:
         assert int(str(x["completion"])) == int(a) + (int(b) if sign == "+" else -int(b))
 
 
-def test_a_row_of_the_table() -> None:
-    """Means over the seeds, and half of their ranges; the median of the times."""
+def test_rows_of_the_table() -> None:
+    """Means over the seeds, and half of their ranges; memory and time by full fine-tuning's."""
+    full = [Result(0.4, 1.0, 2.0, 2**21, 10**7), Result(0.4, 1.0, 5.0, 2**21, 10**7)]
     results = [Result(0.5, 1.0, 2.0, 2**20, 10**6), Result(0.7, 0.9, 4.0, 2**20, 10**6)]
-    assert line("LoRA", results) == "| LoRA | 0.600 ± 0.100 | 0.950 ± 0.050 | 1 | 3.00 | 1.00 |"
+    row = line("LoRA", results, full)
+    assert row == "| LoRA | 0.600 ± 0.100 | 0.950 ± 0.050 | 1 | 0.50 | 0.90 ± 0.10 | 1.00 |"
+    page = table(Config(), 0.1, {"full": full, "LoRA": results})
+    assert row in page and "| before | 0.100 |" in page
+    assert all(x.count("|") == 8 for x in page.splitlines() if x.startswith("|"))
 
 
 @pytest.mark.slow
