@@ -44,7 +44,7 @@ class Config:
     """The run. Sizes in optimizer steps, rows, tokens, problems."""
 
     model: str = "smollm2-135m"
-    steps: int = 200
+    steps: int = 120
     rows: int = 2
     width: int = 128
     held_out: int = 128
