@@ -7,15 +7,17 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
-from experiments.benchmarks import compile, gpu, scaling, seeds
+from experiments.benchmarks import compile, gpu, limits, scaling, seeds, step
 from experiments.benchmarks.compiled import CACHED, PROGRAM, Programs
 from experiments.benchmarks.gpu import Peak, decoding_bytes, flops, keys_seen, peak_of
 from experiments.benchmarks.models import TINY
+from experiments.benchmarks.program import products
 from experiments.benchmarks.work import Generate, Grpo, Sft
 from purepost.models import Decoder, init_decoder
 
@@ -146,3 +148,47 @@ def test_vmap_pays_where_it_takes_four_fifths() -> None:
 
     lines = [line(16, 0.3, 0.7), line(32, 0.8, 0.9), line(64, 1.1, 1.2)]
     assert seeds.pays(lines) == {"loop": [16, 32], "scan": [16], "map": []}
+
+
+def test_products_of_a_program_are_those_that_run() -> None:
+    """Each with its sides and axes, as often as a loop runs it; and their FLOPs."""
+    w, x, y = jnp.ones((7, 16, 16)), jnp.ones((4, 16)), jnp.ones((3, 5, 4))
+
+    def f(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+        return jnp.einsum("bij,bjk->bik", y, jnp.broadcast_to(x, (3, 4, 16)) * y.sum())
+
+    text = jax.jit(f).lower(w, x, y).compile().as_text() or ""
+    found = products(text)
+    assert sorted(found.values()) == [1, 7]
+    for product, runs in found.items():
+        a, b = np.ones(product.lhs), np.ones(product.rhs)
+        axes = (product.lhs_contracting, product.rhs_contracting)
+        out = jax.lax.dot_general(a, b, (axes, (product.lhs_batch, product.rhs_batch)))
+        inner = np.prod([product.lhs[i] for i in product.lhs_contracting])
+        assert product.flops == 2 * out.size * inner == (2 * 3 * 5 * 4 * 16 if runs == 1 else 2048)
+
+
+@pytest.mark.parametrize("work", [Sft(2, 8), Sft(2, 8, rank=2), Grpo(2, 4, 2, group=2)])
+def test_a_step_beside_its_products(work: Sft | Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ENOUGH", 0.0)
+    line = limits.measure(work, SMALL, None, {})
+    assert line["seconds"] > 0 and line["products_seconds"] > 0 and line["optimizer_seconds"] > 0
+    assert len(line["slowest"]) == 5 and all(runs > 0 for *_, runs, _ in line["slowest"])
+    assert json.loads(json.dumps(line))["gflops"] >= 0
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.",
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        "MemoryError",
+    ],
+)
+def test_what_does_not_fit_is_told_from_what_fails(complaint: str) -> None:
+    """So that it is run again in more micro-batches, and a failure is not."""
+    code = f"import sys; print({complaint!r}, file=sys.stderr); sys.exit(1)"
+    with pytest.raises(MemoryError, match=complaint[-12:].replace(".", r"\.")):
+        step.last_line([sys.executable, "-c", code], {})
+    assert step.last_line([sys.executable, "-c", "import sys; sys.exit('no')"], {}) is None

@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +15,70 @@ from purepost import Algorithm, TrainState
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
 _RESULT = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
-_DOT = re.compile(r" dot\(%([\w.\-]+), .*lhs_contracting_dims=\{([\d,]*)\}")
+_DOT = re.compile(r" dot\(%([\w.\-]+), %([\w.\-]+)\)")
+_AXES = re.compile(r"([lr]hs_(?:contracting|batch)_dims)=\{([\d,]*)\}")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+Axes = tuple[int, ...]
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n]
+def _numbers(text: str) -> Axes:
+    return tuple(int(n) for n in text.split(",") if n)
 
 
-def flops(hlo: str) -> float:
-    """Of the matrix products of a compiled program's text, a loop's as often as it runs. (XLA's own
-    count takes a loop's once.)
+class Product(NamedTuple):
+    """A matrix product: its sides' shapes, and the axes that are summed over and shared."""
+
+    lhs: Axes
+    rhs: Axes
+    lhs_contracting: Axes
+    rhs_contracting: Axes
+    lhs_batch: Axes
+    rhs_batch: Axes
+
+    @property
+    def flops(self) -> float:
+        """Two for each product of two numbers."""
+        kept = [n for i, n in enumerate(self.rhs) if i not in self.rhs_contracting + self.rhs_batch]
+        return 2.0 * math.prod(self.lhs) * math.prod(kept)
+
+
+def products(hlo: str) -> Counter[Product]:
+    """The matrix products of a compiled program's text, and how often each runs. (XLA's own count
+    takes a loop's once.)
     """
-    own: dict[str, float] = defaultdict(float)
+    own: dict[str, list[Product]] = defaultdict(list)
     called: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    name, entry, shapes = "", "", dict[str, list[int]]()
+    name, entry, shapes = "", "", dict[str, Axes]()
     for line in hlo.splitlines():
         if header := _COMPUTATION.match(line):
             name, shapes = header[1], {}
             entry = name if line.startswith("ENTRY") else entry
-        result = _RESULT.match(line)
-        if result:
+        if result := _RESULT.match(line):
             shapes[result[1]] = _numbers(result[2])
-        if result and (dot := _DOT.search(line)):
-            inner = math.prod(shapes[dot[1]][axis] for axis in _numbers(dot[2]))
-            own[name] += 2.0 * math.prod(shapes[result[1]]) * inner
+        if dot := _DOT.search(line):
+            axes = defaultdict(tuple, {k: _numbers(v) for k, v in _AXES.findall(line)})
+            contracting = axes["lhs_contracting_dims"], axes["rhs_contracting_dims"]
+            batch = axes["lhs_batch_dims"], axes["rhs_batch_dims"]
+            own[name].append(Product(shapes[dot[1]], shapes[dot[2]], *contracting, *batch))
         trips = int(found[1]) if (found := _TRIPS.search(line)) else 1
         called[name] += [(target, trips) for target in _CALLED.findall(line)]
         for branches in _BRANCHES.findall(line):
             called[name] += [(target.strip().lstrip("%"), 1) for target in branches.split(",")]
 
-    def total(name: str) -> float:
-        return own[name] + sum(trips * total(target) for target, trips in called[name])
+    def total(name: str, runs: int) -> Counter[Product]:
+        found = Counter({p: n * runs for p, n in Counter(own[name]).items()})
+        for target, trips in called[name]:
+            found += total(target, runs * trips)
+        return found
 
-    return total(entry)
+    return total(entry, 1)
+
+
+def flops(hlo: str) -> float:
+    """Of the matrix products of a compiled program's text, a loop's as often as it runs."""
+    return sum(runs * product.flops for product, runs in products(hlo).items())
 
 
 @dataclass(frozen=True)

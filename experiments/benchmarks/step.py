@@ -59,6 +59,8 @@ OURS = "purepost"
 PACKAGE = "experiments.benchmarks"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # Linux only: fewer misses in walking through the weights
 AGREE = {"loss": 1e-3, "logp": 1e-3, "length": 0.0}  # how far checks may differ, relative
+# What XLA, torch and Python say when there is no more memory to take.
+NO_MEMORY = ("RESOURCE_EXHAUSTED", "DefaultCPUAllocator", "OutOfMemoryError", "MemoryError")
 LOOK = 0.5  # seconds between looks at a process's memory
 Line = dict[str, Any]
 
@@ -87,7 +89,8 @@ def last_line(
 ) -> Line | None:
     """The last line of a program's output, read as JSON; None, and its complaint, if it fails.
 
-    MemoryError: it was killed for want of memory, or stopped because it took more than `most` GiB.
+    MemoryError: it was killed for want of memory, stopped because it took more than `most` GiB, or
+    ended because it could not have what it asked for.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environ)
@@ -106,6 +109,8 @@ def last_line(
         if process.returncode == 0:
             return json.loads(out.read().splitlines()[-1])
         complaint = "\n".join(err.read().splitlines()[-15:])
+    if any(words in complaint for words in NO_MEMORY):
+        raise MemoryError(complaint.splitlines()[-1])
     print(f"{' '.join(command)} ended with {process.returncode}:\n{complaint}", file=sys.stderr)
     return None
 
