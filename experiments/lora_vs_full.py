@@ -194,9 +194,8 @@ def main(config: Config) -> None:
     before = solved(base, tokenizer, data[1])
     print(f"before: {before:.3f} solved", flush=True)
     found: dict[str, list[Result]] = {name: [] for name in variants(config)}
-    for seed in range(
-        config.seeds
-    ):  # the variants of a seed together: the machine's mood is theirs
+    # The variants of a seed one after another: what else the machine does, it does to all of them.
+    for seed in range(config.seeds):
         for name, variant in variants(config).items():
             rate = config.full_rate if name == "full" else config.adapter_rate
             found[name].append(run(base, tokenizer, data, config, seed, variant, rate))

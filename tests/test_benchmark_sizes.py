@@ -162,9 +162,10 @@ def test_products_of_a_program_are_those_that_run() -> None:
     found = products(text)
     assert sorted(found.values()) == [1, 7]
     for product, runs in found.items():
-        a, b = np.ones(product.lhs), np.ones(product.rhs)
+        a, b = (np.random.default_rng(0).normal(size=side) for side in product[:2])
         axes = (product.lhs_contracting, product.rhs_contracting)
         out = jax.lax.dot_general(a, b, (axes, (product.lhs_batch, product.rhs_batch)))
+        np.testing.assert_allclose(np.einsum(product.equation, a, b), out, rtol=1e-4, atol=1e-5)
         inner = np.prod([product.lhs[i] for i in product.lhs_contracting])
         assert product.flops == 2 * out.size * inner == (2 * 3 * 5 * 4 * 16 if runs == 1 else 2048)
 

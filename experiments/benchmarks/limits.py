@@ -15,7 +15,6 @@ products that take longest: their sides, runs, and GFLOP/s.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import time
@@ -93,7 +92,7 @@ def alone(product: Product) -> float:
 def torch_seconds(python: str, some: Sequence[Product], environ: Any) -> list[float]:
     """Seconds of each product by torch."""
     command = [python, "-m", f"{__package__}.peers.torch_products"]
-    given = json.dumps([[list(part) for part in product] for product in some])
+    given = json.dumps([(p.equation, p.lhs, p.rhs) for p in some])
     run = subprocess.run(
         command, input=given, capture_output=True, text=True, cwd=ROOT, env=environ, check=True
     )
@@ -173,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     pin(options.threads)
     use_compile_cache()
-    environ = environment(cpu=True, threads=options.threads) | {"PATH": os.environ["PATH"]}
+    environ = environment(cpu=True, threads=options.threads)
     place = prepared(options.model, options.peers, environ)
     if place is None:
         raise SystemExit("torch's environment could not be made")

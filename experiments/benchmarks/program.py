@@ -43,6 +43,19 @@ class Product(NamedTuple):
         kept = [n for i, n in enumerate(self.rhs) if i not in self.rhs_contracting + self.rhs_batch]
         return 2.0 * math.prod(self.lhs) * math.prod(kept)
 
+    @property
+    def equation(self) -> str:
+        """As einsum writes it."""
+        left = [chr(ord("a") + i) for i in range(len(self.lhs))]
+        right = [chr(ord("n") + i) for i in range(len(self.rhs))]
+        lhs, rhs = self.lhs_contracting + self.lhs_batch, self.rhs_contracting + self.rhs_batch
+        for i, j in zip(lhs, rhs, strict=True):
+            right[j] = left[i]
+        shared = [left[i] for i in self.lhs_batch]
+        rows = [x for i, x in enumerate(left) if i not in lhs]
+        columns = [x for i, x in enumerate(right) if i not in rhs]
+        return f"{''.join(left)},{''.join(right)}->{''.join(shared + rows + columns)}"
+
 
 def products(hlo: str) -> Counter[Product]:
     """The matrix products of a compiled program's text, and how often each runs. (XLA's own count
