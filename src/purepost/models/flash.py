@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
 from jaxtyping import Array, Bool, Float, Int
 
 from ..types import Rows
 from .layers import soft_cap
+from .remat import ATTENTION
 
 LEAST = -1e30  # a score that loses to any other, and whose differences are finite
 
@@ -335,7 +337,7 @@ def _forward(
 ) -> tuple[Float[Array, "b h t w"], Any]:
     b, h, t, _ = q.shape
     specs, queries, column = _of_queries(q, k, flash.query_block)
-    out, normalizer = flash.call(
+    found = flash.call(
         partial(_forward_kernel, size=flash.key_block, softcap=softcap),
         grid=(t // flash.query_block, h, b),
         in_specs=[*specs, flash.list_spec(seen.key_blocks)],
@@ -345,6 +347,7 @@ def _forward(
             jax.ShapeDtypeStruct((b, h, t, 1), jnp.float32),
         ],
     )(q, k, v, seen.floor, seen.end, seen.depth, seen.key_blocks)
+    out, normalizer = (checkpoint_name(x, ATTENTION) for x in found)
     return out, (q, k, v, seen, out, normalizer)
 
 

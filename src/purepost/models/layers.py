@@ -6,10 +6,12 @@ from typing import Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..types import Rows
 from ..weights import Weight, linear
+from .remat import ATTENTION
 
 BLOCK = 128  # queries per attention block, tokens
 
@@ -119,7 +121,7 @@ def attention(
         seen = visible(rows.end, rows.positions, start, stop, window)
         blocks.append(block(q[:, start:stop], k[:, :stop], v[:, :stop], seen))
     out = blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 1)
-    return out.reshape(b, t, h, width)
+    return checkpoint_name(out.reshape(b, t, h, width), ATTENTION)
 
 
 class Attention(eqx.Module):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 
 Model = TypeVar("Model")
+ATTENTION = "attention"  # the name of what attention gave, for policies that keep it
 
 # (stream, (weights and what else differs between layers)) → (stream, what is kept of the layer)
 Layer = Callable[[Any, Any], tuple[Any, Any]]
@@ -26,10 +27,13 @@ def none(layer: Layer) -> Layer:
 
 
 def dots(layer: Layer) -> Layer:
-    """What the products with weights gave is kept, the rest computed again: cheaper than writing it
-    to memory and reading it back.
+    """What attention and the products with weights gave is kept, the rest computed again: cheaper
+    than writing it to memory and reading it back.
     """
-    saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policies = jax.checkpoint_policies
+    saved = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(ATTENTION)
+    )
     return jax.checkpoint(layer, policy=saved, prevent_cse=False)
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..types import KeyArray, LanguageModel, Rows, Scalar
-from .score import CHUNK
-from .trained import Trained
+from .trained import CHUNK, Trained
 
 # (teacher, student) log-probabilities → nats
 Divergence = Callable[[Float[Array, "*s v"], Float[Array, "*s v"]], Float[Array, "*s"]]

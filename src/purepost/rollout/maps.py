@@ -9,8 +9,7 @@ from jaxtyping import Array, Float
 from ..models.trace import Heads
 from ..types import Rows
 from .divergence import Divergence
-from .score import CHUNK
-from .trained import Trained
+from .trained import CHUNK, Trained
 
 LEAST = 1e-30  # a share of attention whose logarithm is finite
 

@@ -3,7 +3,8 @@
 Only trained tokens reach the vocabulary, a chunk at a time; the backward pass computes a chunk's
 logits again and uses ∂logp/∂z = 1[target] − p and ∂H/∂z = −p·(log p + H), so that neither pass
 keeps more than one chunk's logits. Of the whole vocabulary, ∂(mean log p)/∂z = 1/v − p and
-∂(log Z)/∂z = p. A head that does not train is not applied again: the forward pass keeps
+∂(log Z)/∂z = p. Tokens that fit in one chunk have their logits computed once: the backward pass
+reads the forward pass's. Nor is a head that does not train applied again: the forward pass keeps
 ∂logp/∂hidden, as many numbers as the hidden states are.
 """
 
@@ -15,9 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..types import KeyArray, LanguageModel, Rows
-from .trained import Trained
-
-CHUNK = 256  # tokens whose logits exist at a time
+from .trained import Trained, tokens_at_once
 
 
 class Scores(eqx.Module):
@@ -98,24 +97,25 @@ def _backward(
     hidden, (entropies, slope) = head_and_hidden[1], kept
     if slope is not None and grads[1] is None:
         return head, (slope * grads[0][..., None]).astype(slope.dtype)
-    zeros = jnp.zeros(targets.shape)
-    grads = [zeros if g is None else g for g in grads]
 
     def chunk(total: Any, x: Any) -> tuple[Any, Array]:
-        h, target, entropy, g_logp, g_entropy, *g_whole = x
+        h, target, entropy, grads = x
         logits, pull = jax.vjp(lambda w, h: eqx.combine(w, fixed)(h), head, h)
         logps = jax.nn.log_softmax(logits * scale[:, None, None])
         p = jnp.exp(logps)
-        surprise = jnp.where(p > 0, p * (logps + entropy[..., None]), 0.0)
-        grad = (_hit(target, p) - p) * g_logp[..., None] - surprise * g_entropy[..., None]
-        if g_whole:
-            g_mean, g_normalizer = (g[..., None] for g in g_whole)
-            grad += g_mean * (1 / p.shape[-1] - p) + g_normalizer * p
+        slopes = (
+            lambda: _hit(target, p) - p,
+            lambda: -jnp.where(p > 0, p * (logps + entropy[..., None]), 0.0),
+            lambda: 1 / p.shape[-1] - p,
+            lambda: p,
+        )
+        given = zip(slopes, grads, strict=False)
+        grad = sum(slope() * g[..., None] for slope, g in given if g is not None)
         d_head, d_hidden = pull(grad * scale[:, None, None])
         return jax.tree.map(lambda a, d: a + d.astype(a.dtype), total, d_head), d_hidden
 
     zero = jax.tree.map(lambda w: jnp.zeros(w.shape), head)
-    total, d_hidden = jax.lax.scan(chunk, zero, (hidden, targets, entropies, *grads))
+    total, d_hidden = jax.lax.scan(chunk, zero, (hidden, targets, entropies, grads))
     total = jax.tree.map(lambda t, w: t.astype(w.dtype), total, head)
     return total, (d_hidden if perturbed[1] else None)
 
@@ -126,18 +126,20 @@ def score(
     *,
     temperature: Float[Array, " b"] | None = None,
     key: KeyArray | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     whole: bool = False,
 ) -> Scores:
     """Log-probability and entropy of every trained token of the rows, float32.
 
     `temperature` divides a row's logits, as in sampling; `key` turns dropout on; `chunk` is the
-    number of tokens whose logits exist at a time; `whole` adds what is read of all logits.
+    number of tokens whose logits exist at a time, by default as many as make up to 2²⁶ logits;
+    `whole` adds what is read of all logits.
     """
-    trained = Trained.of(rows, chunk)
-    hidden = trained.chunks(trained.gather(model(rows, key=key)[0]))
+    states, unembed = model(rows, key=key)[0], model.unembed
+    trained = Trained.of(rows, tokens_at_once(unembed, states) if chunk is None else chunk)
+    hidden = trained.chunks(trained.gather(states))
     b = rows.tokens.shape[0]
     scale = jnp.ones(b) if temperature is None else 1 / jnp.where(temperature > 0, temperature, 1)
     targets = trained.chunks(trained.targets)
-    found = _cross_entropy((model.unembed, hidden), targets, scale, whole)
+    found = _cross_entropy((unembed, hidden), targets, scale, whole)
     return Scores(*map(trained.back, found))

@@ -1,11 +1,22 @@
 """The trained tokens of rows, brought together in chunks of a fixed number and put back."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..types import Rows
+
+CHUNK = 256  # tokens at a time, where several arrays of a chunk's size are held
+LOGITS = 2**26  # that exist at a time, where they are one array: 256 MiB of float32
+
+
+def tokens_at_once(unembed: Any, hidden: Float[Array, "b t d"]) -> int:
+    """Of how many tokens there may be logits at a time: a power of 2, LOGITS at most."""
+    vocabulary = eqx.filter_eval_shape(unembed, hidden).shape[-1]
+    return 1 << max(0, (LOGITS // vocabulary).bit_length() - 1)
 
 
 class Trained(eqx.Module):
@@ -19,12 +30,13 @@ class Trained(eqx.Module):
 
     @staticmethod
     def of(rows: Rows, chunk: int, capacity: int | None = None) -> "Trained":
-        """The trained tokens of rows, `chunk` at a time over all rows; room for `capacity` of each
-        row, by default the most that it may hold.
+        """The trained tokens of rows, at most `chunk` at a time over all rows, in chunks of like
+        size; room for `capacity` of each row, by default the most that it may hold.
         """
         b, t = rows.tokens.shape
         room = min(rows.most_trained, t) if capacity is None else capacity
-        size = max(1, min(chunk // b, room))
+        most = max(1, min(chunk // b, room))
+        size = -(-room // max(1, -(-room // most))) or 1
         index = jax.vmap(lambda m: jnp.nonzero(m, size=room, fill_value=t)[0])(rows.mask)
         index = jnp.pad(index.astype(jnp.int32), [(0, 0), (0, -room % size)], constant_values=t)
         place = jnp.minimum(index, t - 1)
