@@ -20,6 +20,7 @@ from purepost.models.hub.families import FAMILIES
 from purepost.models.hub.safetensors import read_checkpoint
 from purepost.types import Rows, causal_rows, check_rows, group_rows
 from purepost.weights import add_lora, merge
+from tests.compare import assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EVERY = pytest.mark.parametrize("name", [*FAMILIES, "qwen3_moe_dense", "gemma4_text_experts"])
@@ -154,8 +155,9 @@ def test_cached_decoding_equals_teacher_forcing(name: str) -> None:
     rng = np.random.default_rng(5)
     prompts, branches = rng.integers(0, 288, (2, 15)), rng.integers(0, 288, (2, 2, 16))
     arguments = integers(prompts), integers([15, 3]), integers(branches)
-    for got, want in zip(*decoded_and_forced(family(name), *arguments), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    decoded, forced = decoded_and_forced(family(name), *arguments)
+    # Of the largest entry: an embedding's last bit moves Gemma 4's hidden states by half of that.
+    assert_close(decoded, forced, relative=1e-5)
 
 
 @EVERY

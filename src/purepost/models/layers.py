@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -101,27 +102,29 @@ def attention(
     b, t, h, width = q.shape
     n = k.shape[2]
     scale = width**-0.5 if scale is None else scale
-    q = (q * jnp.asarray(scale, q.dtype)).reshape(b, t, n, h // n, width)
+    q = rearrange(q * jnp.asarray(scale, q.dtype), "b t (n m) k -> b n m t k", n=n)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
 
     @jax.checkpoint
     def block(
-        q: Float[Array, "b q n m k"],
-        k: Float[Array, "b s n k"],
-        v: Float[Array, "b s n k"],
+        q: Float[Array, "b n m q k"],
+        k: Float[Array, "b n s k"],
+        v: Float[Array, "b n s k"],
         seen: Bool[Array, "b q s"],
-    ) -> Float[Array, "b q n m k"]:
-        scores = jnp.einsum("bqnmk,bsnk->bnmqs", q, k, preferred_element_type=jnp.float32)
+    ) -> Float[Array, "b n m q k"]:
+        scores = jnp.einsum("bnmqk,bnsk->bnmqs", q, k, preferred_element_type=jnp.float32)
         scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), -jnp.inf)
         weights = jax.nn.softmax(scores)
-        return jnp.einsum("bnmqs,bsnk->bqnmk", weights.astype(v.dtype), v)
+        return jnp.einsum("bnmqs,bnsk->bnmqk", weights.astype(v.dtype), v)
 
     blocks = []
     for start in range(0, t, BLOCK):
         stop = min(start + BLOCK, t)
         seen = visible(rows.end, rows.positions, start, stop, window)
-        blocks.append(block(q[:, start:stop], k[:, :stop], v[:, :stop], seen))
-    out = blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 1)
-    return checkpoint_name(out.reshape(b, t, h, width), ATTENTION)
+        blocks.append(block(q[..., start:stop, :], k[:, :, :stop], v[:, :, :stop], seen))
+    out = blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 3)
+    out = rearrange(out, "b n m t k -> b t (n m) k")
+    return checkpoint_name(out, ATTENTION)
 
 
 class Attention(eqx.Module):

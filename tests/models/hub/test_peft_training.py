@@ -25,7 +25,7 @@ def base() -> Decoder:
 @pytest.mark.usefixtures("full_compilation")  # 1e-5 is near what another order of sums changes
 @pytest.mark.parametrize("name", ["lora", "dora"])
 def test_logits_and_a_step_are_pefts(base: Decoder, name: str) -> None:
-    """Logits and the new adapter to 1e-5."""
+    """Logits and the new adapter to 1e-5, of the largest entry where that is above 1."""
     assert not differences_of_step(base, GOLDEN / name, dict(np.load(GOLDEN / f"{name}.npz")))
 
 
