@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from purepost.models.decoder import Unembed
 from purepost.rollout.score import Scores, score
+from purepost.rollout.trained import LOGITS, Trained, tokens_at_once
 from purepost.types import Rows, causal_rows
 from purepost.weights import add_lora
 
@@ -177,22 +178,36 @@ def test_a_frozen_heads_gradient(name: str) -> None:
             assert_same(gradient(scored(chunk), both, only), want)
 
 
-def test_a_frozen_head_is_not_applied_again() -> None:
-    """4·d·v FLOPs a token, where one that trains takes 8: logits, again, and two gradients."""
+def test_how_often_a_head_is_applied() -> None:
+    """One that trains takes 8·d·v FLOPs a token: logits, again, and two gradients; 6 where all
+    tokens fit in one chunk, whose logits are kept; 4 if frozen, which is never applied again.
+    """
     t, d, v = 64, 256, 512
 
-    def per_weight(frozen: bool) -> float:
+    def per_weight(frozen: bool, chunk: int | None) -> float:
         def loss(weight: jax.Array, hidden: jax.Array, rows: Rows) -> jax.Array:
-            return score(Looked(hidden, Unembed(weight, True)), rows, chunk=t // 2).logps.sum()
+            return score(Looked(hidden, Unembed(weight, True)), rows, chunk=chunk).logps.sum()
 
         line = causal_rows(jnp.zeros((1, t), jnp.int32), jnp.full(1, t, jnp.int32))
-        which = 1 if frozen else (0, 1)
-        lowered = jax.jit(jax.grad(loss, which)).lower(normal(0, v, d), normal(1, 1, t, d), line)
-        cost: Any = lowered.compile().cost_analysis()
-        return cost["flops"] / (t // 2 * d * v)  # the body of a loop counts once
+        step = jax.jit(jax.value_and_grad(loss, 1 if frozen else (0, 1)))
+        compiled = step.lower(normal(0, v, d), normal(1, 1, t, d), line).compile()
+        cost: Any = compiled.cost_analysis()
+        return cost["flops"] / ((chunk or t) * d * v)  # the body of a loop counts once
 
-    assert per_weight(True) == pytest.approx(4, rel=0.1)
-    assert per_weight(False) == pytest.approx(8, rel=0.1)
+    found = [per_weight(True, 32), per_weight(False, 32), per_weight(False, None)]
+    assert found == pytest.approx([4, 8, 6], rel=0.1)
+
+
+def test_chunks_are_of_like_size_and_bounded_by_their_logits() -> None:
+    rows = causal_rows(jnp.zeros((4, 100), jnp.int32), jnp.full(4, 100, jnp.int32))
+    for chunk, size, count in ((512, 100, 1), (256, 50, 2), (1, 1, 100)):
+        trained = Trained.of(rows, chunk, capacity=100)
+        assert trained.size == size and trained.capacity == size * count
+    hidden = jnp.zeros((1, 1, 1))
+    for vocabulary, tokens in ((49_152, 1024), (151_936, 256), (512, 131_072), (2**28, 1)):
+        head = lambda h, v=vocabulary: jnp.zeros((*h.shape[:-1], v))  # noqa: E731
+        assert tokens_at_once(head, hidden) == tokens
+        assert tokens == 1 or tokens * vocabulary <= LOGITS < 2 * tokens * vocabulary
 
 
 def test_temperature_is_the_rows_own() -> None:

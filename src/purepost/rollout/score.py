@@ -76,8 +76,8 @@ def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, who
         h, target = x
         logits, pull = jax.vjp(unembed, h)
         _, p, logp, entropy = _of_logits(logits * scale[:, None, None], target)
-        (slope,) = pull((_hit(target, p) - p) * scale[:, None, None])
-        return logp, entropy, slope
+        (slope,) = pull(_hit(target, p) - p)
+        return logp, entropy, slope * scale[:, None, None].astype(slope.dtype)
 
     logp, entropy, slope = jax.lax.map(chunk, (hidden, targets))
     return (logp, entropy), (entropy, slope)
@@ -109,9 +109,9 @@ def _backward(
             lambda: 1 / p.shape[-1] - p,
             lambda: p,
         )
-        given = zip(slopes, grads, strict=False)
-        grad = sum(slope() * g[..., None] for slope, g in given if g is not None)
-        d_head, d_hidden = pull(grad * scale[:, None, None])
+        scaled = [None if g is None else (g * scale[:, None])[..., None] for g in grads]
+        grad = sum(slope() * g for slope, g in zip(slopes, scaled, strict=False) if g is not None)
+        d_head, d_hidden = pull(grad)
         return jax.tree.map(lambda a, d: a + d.astype(a.dtype), total, d_head), d_hidden
 
     zero = jax.tree.map(lambda w: jnp.zeros(w.shape), head)
