@@ -1,5 +1,5 @@
-"""How near a training step comes to what its matrix products take by themselves: a JSON line for
-every step.
+"""How near a training step, or one token's step of decoding, comes to what its matrix products take
+by themselves: a JSON line for every step.
 
     python -m experiments.benchmarks.limits                       SmolLM2-135M: some minutes
     python -m experiments.benchmarks.limits --model tiny --only sft-full grpo
@@ -7,21 +7,25 @@ every step.
 
 Every product of the compiled step is run alone, and its time counted as often as the step runs it:
 `products_seconds`, at the best rate that XLA's kernels have at these shapes, with operands that lie
-in the cache where they fit. `optimizer_seconds` is the clipping and the AdamW step alone.
-`of_limit` is the sum of both over the step's own time. `torch_products_seconds` are those of the
-same products by torch, in the environment of experiments.benchmarks.step, and `slowest` the five
-products that take longest: their sides, runs, and GFLOP/s.
+in the cache where they fit. `optimizer_seconds` is the clipping and the AdamW step alone,
+`read_seconds` what reading the products' operands from memory takes. `of_limit` is the sum of the
+first two over the step's own time. `torch_products_seconds` are those of the same products by
+torch, in the environment of experiments.benchmarks.step, and `slowest` the five products that take
+longest: their sides, runs, and GFLOP/s.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -30,9 +34,10 @@ import optax
 from purepost import Algorithm, TrainState
 from purepost.algorithms import grpo, sft
 from purepost.models import Config, WithReference, init_decoder
+from purepost.models.cache import decode, prefill, unstack
 from purepost.rollout.collect import Tasks, single_turn
-from purepost.rollout.draw import Sampling
-from purepost.rollout.sample import Prompts
+from purepost.rollout.draw import Sampling, draw
+from purepost.rollout.sample import Prompts, generate
 from purepost.types import causal_rows
 from purepost.weights import add_lora
 
@@ -42,10 +47,11 @@ from .memory import MODELS, count_fives
 from .ours import optimizer
 from .program import Product, compile_step, products
 from .step import environment, pin, prepared
-from .work import BETA, FIGURES, GRPO_RATE, LORA_ALPHA, SFT_RATE, Grpo, Sft
+from .work import BETA, FIGURES, GRPO_RATE, LORA_ALPHA, SFT_RATE, Generate, Grpo, Sft
 
-STEPS = [name for name, work in FIGURES.items() if isinstance(work, Sft | Grpo)]
+STEPS = [name for name, work in FIGURES.items() if isinstance(work, Sft | Grpo | Generate)]
 ENOUGH = 0.2  # seconds to time a product for
+MEMORY = 2**29  # bytes that are read to see how fast memory is
 
 
 def made(work: Sft | Grpo, config: Config) -> tuple[Algorithm[Any, Any, Any], TrainState, Any]:
@@ -64,10 +70,15 @@ def made(work: Sft | Grpo, config: Config) -> tuple[Algorithm[Any, Any, Any], Tr
             collect = single_turn(count_fives, Sampling(work.new), group=work.group)
             algorithm = grpo(optimizer(GRPO_RATE), collect, beta=BETA)
             state = algorithm.init(jr.key(3), WithReference(model, jax.tree.map(jnp.copy, model)))
-            tokens = jr.randint(jr.key(2), (work.prompts, work.width), 3, config.vocab_size)
-            lengths = jnp.full((work.prompts,), work.width, jnp.int32)
-            prompts = Prompts(tokens, lengths, jnp.arange(work.prompts, dtype=jnp.int32))
-            return algorithm, state, algorithm.rollout(jr.key(4), state, Tasks(prompts))[0]
+            tasks = Tasks(prompts_of(work, config))
+            return algorithm, state, algorithm.rollout(jr.key(4), state, tasks)[0]
+
+
+def prompts_of(work: Grpo | Generate, config: Config) -> Prompts:
+    """Prompts of random tokens."""
+    tokens = jr.randint(jr.key(2), (work.prompts, work.width), 3, config.vocab_size)
+    lengths = jnp.full((work.prompts,), work.width, jnp.int32)
+    return Prompts(tokens, lengths, jnp.arange(work.prompts, dtype=jnp.int32))
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -82,11 +93,12 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def alone(product: Product) -> float:
-    """Seconds of a product by itself."""
+    """Seconds of a product by itself, less what starting a program takes."""
     lhs, rhs = (jr.normal(jr.key(i), side) for i, side in enumerate(product[:2]))
     contracting, batch = product[2:4], product[4:]
     multiply = jax.jit(lambda a, b: jax.lax.dot_general(a, b, (contracting, batch)))
-    return seconds_of(lambda: multiply(lhs, rhs))
+    begin = jax.jit(lambda a, b: a.ravel()[0] * b.ravel()[0])
+    return max(1e-7, seconds_of(lambda: multiply(lhs, rhs)) - seconds_of(lambda: begin(lhs, rhs)))
 
 
 def torch_seconds(python: str, some: Sequence[Product], environ: Any) -> list[float]:
@@ -125,20 +137,59 @@ def update_alone(params: Any) -> float:
     return again(lambda trained: compiled(trained, grad), (params, steps.init(params)))
 
 
-def measure(work: Sft | Grpo, config: Config, python: str | None, environ: Any) -> dict[str, Any]:
-    """The fields of a step's line."""
+def training(work: Sft | Grpo, config: Config) -> tuple[Counter[Product], dict[str, float]]:
+    """The products of a training step, and the seconds of the step and of its optimizer."""
     algorithm, state, batch = made(work, config)
     program = compile_step(algorithm, state, batch)
-    runs = products(program.compiled.as_text() or "")
     params = jax.tree.map(jnp.copy, state.params)
     start, frozen = (state.params, state.opt_state), state.frozen
     del state
-    step_seconds = again(lambda trained: program.compiled(trained, frozen, batch), start)
+    seconds = again(lambda trained: program.compiled(trained, frozen, batch), start)
     del start
-    optimizer_seconds = update_alone(params)
-    alone_seconds = {product: alone(product) for product in runs}
-    total = sum(runs[p] * s for p, s in alone_seconds.items())
-    slowest = sorted(runs, key=lambda p: runs[p] * alone_seconds[p], reverse=True)[:5]
+    took = {"seconds": seconds, "optimizer_seconds": update_alone(params)}
+    return products(program.compiled.as_text() or ""), took
+
+
+def decoding(work: Generate, config: Config) -> tuple[Counter[Product], dict[str, float]]:
+    """The products of decoding one more token of every row with the caches at their longest, and
+    the seconds that one takes in `generate`: of all tokens but the first, the mean.
+    """
+    model, prompts = init_decoder(jr.key(0), config), prompts_of(work, config)
+    sampling = Sampling(work.new, temperature=work.temperature)
+
+    def whole(new: int) -> float:
+        some = Sampling(new, temperature=work.temperature)
+        return seconds_of(lambda: generate(jr.key(1), model, prompts, some, group=work.group))
+
+    def token(model: Any, blocks: Any, cache: Any, tokens: Any, keys: Any) -> Any:
+        hidden, cache = decode(model, blocks, cache, tokens, jnp.asarray(work.new - 2, jnp.int32))
+        return draw(keys, model.unembed(hidden.reshape(tokens.size, -1)), sampling), cache
+
+    begin = eqx.filter_jit(
+        lambda m: (unstack(m), prefill(m, prompts.tokens, prompts.lengths, work.group, work.new)[1])
+    )
+    blocks, cache = begin(model)
+    tokens = jnp.zeros((work.prompts, work.group), jnp.int32)
+    lowered = jax.jit(token).lower(model, blocks, cache, tokens, jr.split(jr.key(0), tokens.size))
+    seconds = (whole(work.new) - whole(1)) / (work.new - 1)
+    return products(lowered.compile().as_text() or ""), {"seconds": seconds}
+
+
+def measure(
+    work: Sft | Grpo | Generate, config: Config, python: str | None, environ: Any
+) -> dict[str, Any]:
+    """The fields of a step's line."""
+    match work:
+        case Generate():
+            runs, took = decoding(work, config)
+        case _:
+            runs, took = training(work, config)
+    each = {product: alone(product) for product in runs}
+    total = sum(runs[p] * seconds for p, seconds in each.items())
+    numbers = sum(n * (math.prod(p.lhs) + math.prod(p.rhs)) for p, n in runs.items())
+    memory = jnp.ones(MEMORY // 4)
+    read_seconds = 4 * numbers / MEMORY * seconds_of(lambda: memory.sum())
+    slowest = sorted(runs, key=lambda p: runs[p] * each[p], reverse=True)[:5]
     theirs: dict[str, float] = {}
     if python:
         found = zip(runs, torch_seconds(python, list(runs), environ), strict=True)
@@ -147,15 +198,13 @@ def measure(work: Sft | Grpo, config: Config, python: str | None, environ: Any) 
         "shapes": asdict(work),
         "dtype": "float32",
         "device": processor() if jax.default_backend() == "cpu" else jax.devices()[0].device_kind,
-        "seconds": step_seconds,
+        **took,
         "products_seconds": total,
-        "optimizer_seconds": optimizer_seconds,
-        "of_limit": round((total + optimizer_seconds) / step_seconds, 3),
+        "read_seconds": read_seconds,
+        "of_limit": round((total + took.get("optimizer_seconds", 0)) / took["seconds"], 3),
         **theirs,
-        "gflops": round(program.flops / 1e9, 1),
-        "slowest": [
-            [p.lhs, p.rhs, runs[p], round(p.flops / alone_seconds[p] / 1e9, 1)] for p in slowest
-        ],
+        "gflops": round(sum(n * p.flops for p, n in runs.items()) / 1e9, 1),
+        "slowest": [[p.lhs, p.rhs, runs[p], round(p.flops / each[p] / 1e9, 1)] for p in slowest],
         "versions": versions(("jax", "jaxlib", "optax")),
     }
 
