@@ -13,10 +13,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..types import KeyArray, LanguageModel, Rows
-from .trained import Trained, tokens_at_once
+from .trained import CHUNK, Trained, tokens_at_once
 
 
 class Scores(eqx.Module):
@@ -70,7 +71,11 @@ def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, who
         out = _cross_entropy(head_and_hidden, targets, scale, whole)
         return out, (out[1], None)
     # The head is frozen: what the gradient of log p needs of it is found with the logits at hand.
+    # Each is read twice whatever the chunk, so that larger ones would only take more memory.
     unembed, hidden = head_and_hidden
+    _, b, size = targets.shape
+    parts = next(n for n in range(-(-b * size // CHUNK), 0, -1) if size % n == 0)
+    finer, again = "c b (n s) ... -> (c n) b s ...", "(c n) b s ... -> c b (n s) ..."
 
     def chunk(x: Any) -> tuple[Array, ...]:
         h, target = x
@@ -79,7 +84,9 @@ def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, who
         (slope,) = pull(_hit(target, p) - p)
         return logp, entropy, slope * scale[:, None, None].astype(slope.dtype)
 
-    logp, entropy, slope = jax.lax.map(chunk, (hidden, targets))
+    some = [rearrange(x, finer, n=parts) for x in (hidden, targets)]
+    found = jax.lax.map(chunk, tuple(some))
+    logp, entropy, slope = (rearrange(x, again, n=parts) for x in found)
     return (logp, entropy), (entropy, slope)
 
 
