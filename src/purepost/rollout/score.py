@@ -8,6 +8,7 @@ reads the forward pass's. Nor is a head that does not train applied again: the f
 ∂logp/∂hidden, as many numbers as the hidden states are.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -44,6 +45,35 @@ def _of_logits(
     return logps, p, jnp.take_along_axis(logps, target[..., None], -1)[..., 0], entropy
 
 
+def _finer(
+    chunk: Callable[[Any], tuple[Array, ...]],
+    hidden: Float[Array, "c b s d"],
+    targets: Int[Array, "c b s"],
+) -> tuple[Array, ...]:
+    """A function of chunks, on parts of them of about CHUNK tokens: for passes that gain nothing by
+    larger ones but need their memory.
+    """
+    _, b, size = targets.shape
+    parts = next(n for n in range(-(-b * size // CHUNK), 0, -1) if size % n == 0)
+    there, back = "c b (n s) ... -> (c n) b s ...", "(c n) b s ... -> c b (n s) ..."
+    found = jax.lax.map(chunk, tuple(rearrange(x, there, n=parts) for x in (hidden, targets)))
+    return tuple(rearrange(x, back, n=parts) for x in found)
+
+
+def _values(
+    unembed: Any, scale: Float[Array, " b"], whole: bool
+) -> Callable[[Any], tuple[Array, ...]]:
+    """(hidden states, targets) of a chunk → what `_cross_entropy` gives of them."""
+
+    def chunk(x: Any) -> tuple[Array, ...]:
+        h, target = x
+        logits = unembed(h) * scale[:, None, None]
+        logps, _, *usual = _of_logits(logits, target)
+        return (*usual, logps.mean(-1), jax.nn.logsumexp(logits, -1)) if whole else (*usual,)
+
+    return chunk
+
+
 @eqx.filter_custom_vjp
 def _cross_entropy(
     head_and_hidden: tuple[PyTree, Float[Array, "c b s d"]],
@@ -55,28 +85,17 @@ def _cross_entropy(
     over the vocabulary, log Z), a chunk at a time.
     """
     unembed, hidden = head_and_hidden
-
-    def chunk(x: Any) -> tuple[Array, ...]:
-        h, target = x
-        logits = unembed(h) * scale[:, None, None]
-        logps, _, *usual = _of_logits(logits, target)
-        return (*usual, logps.mean(-1), jax.nn.logsumexp(logits, -1)) if whole else (*usual,)
-
-    return jax.lax.map(chunk, (hidden, targets))
+    return _finer(_values(unembed, scale, whole), hidden, targets)
 
 
 @_cross_entropy.def_fwd
 def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, whole: bool) -> Any:
-    if whole or any(jax.tree.leaves(perturbed[0])):
-        out = _cross_entropy(head_and_hidden, targets, scale, whole)
-        return out, (out[1], None)
-    # The head is frozen: what the gradient of log p needs of it is found with the logits at hand.
-    # Each is read twice whatever the chunk, so that larger ones would only take more memory.
     unembed, hidden = head_and_hidden
-    _, b, size = targets.shape
-    parts = next(n for n in range(-(-b * size // CHUNK), 0, -1) if size % n == 0)
-    finer, again = "c b (n s) ... -> (c n) b s ...", "(c n) b s ... -> c b (n s) ..."
+    if whole or any(jax.tree.leaves(perturbed[0])):
+        out = jax.lax.map(_values(unembed, scale, whole), (hidden, targets))
+        return out, (out[1], None)
 
+    # The head is frozen: what the gradient of log p needs of it is found with the logits at hand.
     def chunk(x: Any) -> tuple[Array, ...]:
         h, target = x
         logits, pull = jax.vjp(unembed, h)
@@ -84,9 +103,7 @@ def _forward(perturbed: Any, head_and_hidden: Any, targets: Any, scale: Any, who
         (slope,) = pull(_hit(target, p) - p)
         return logp, entropy, slope * scale[:, None, None].astype(slope.dtype)
 
-    some = [rearrange(x, finer, n=parts) for x in (hidden, targets)]
-    found = jax.lax.map(chunk, tuple(some))
-    logp, entropy, slope = (rearrange(x, again, n=parts) for x in found)
+    logp, entropy, slope = _finer(chunk, hidden, targets)
     return (logp, entropy), (entropy, slope)
 
 
